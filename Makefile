@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test gpu orders integrations programs lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions ptxas docs release hub nightly clean
+.PHONY: demo test gpu orders integrations programs peers lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions ptxas docs release hub nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -38,6 +38,11 @@ integrations: $(VENV)-integrations/.installed
 # Kernels that others wrote, in the emulator, each as it is recorded; prints a table. docs/emulator/programs.md
 programs: $(VENV)-programs/.installed
 	$(VENV)-programs/bin/python -m tests.public_programs $(ARGS)
+
+# Samples of the test suites of other projects, in the emulator, out of checkouts in the folder PEERS; prints a table.
+# docs/emulator/programs.md
+peers: $(VENV)-peers/.installed
+	$(VENV)-peers/bin/python -m tests.peer_suites $(if $(PEERS),'$(PEERS)',$(error PEERS must be a folder with checkouts)) $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -115,7 +120,7 @@ hub:
 	$(PYTHON) .ci/hub.py $(ARGS)
 
 # What takes too long for every change.
-nightly: integrations programs dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions ptxas $(VENV)/.installed-test
+nightly: integrations programs $(if $(PEERS),peers) dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions ptxas $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 # Where there is a ptxas of CUDA 13.0: opcodes whose qualifiers are drawn anew, refused here as there. docs/testing.md
@@ -123,7 +128,7 @@ ptxas: $(VENV)/.installed-test
 	$(BIN)/python -m tests.emulator.ptxas_qualifiers $(ARGS)
 
 clean:
-	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations $(VENV)-programs $(VENV)-release site dist demo.png random-orders .hypothesis .pytest_cache .ruff_cache
+	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations $(VENV)-programs $(VENV)-peers $(VENV)-release site dist demo.png random-orders .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -150,6 +155,11 @@ $(VENV)-integrations/.installed: pyproject.toml .ci/constraints.txt .ci/integrat
 $(VENV)-programs/.installed: pyproject.toml .ci/constraints.txt .ci/programs.txt | $(BIN)/python
 	$(BIN)/python -m venv --without-pip $(VENV)-programs
 	$(BIN)/python -m pip --python $(VENV)-programs/bin/python install --quiet --editable '.[emulator]' -r .ci/programs.txt
+	touch $@
+
+$(VENV)-peers/.installed: pyproject.toml .ci/constraints.txt .ci/peers.txt | $(BIN)/python
+	$(BIN)/python -m venv --without-pip $(VENV)-peers
+	$(BIN)/python -m pip --python $(VENV)-peers/bin/python install --quiet --editable '.[emulator]' -r .ci/peers.txt
 	touch $@
 
 $(VENV)-release/.installed: .ci/release.txt | $(BIN)/python

@@ -106,9 +106,9 @@ def make_cases(models: Sequence[str], positions: Sequence[int] | None, batches: 
     """
     for model in models:
         if model not in MODELS:
-            raise ValueError(f"model {model!r}, allowed: {', '.join(MODELS)}")
+            raise ValueError(f"model {model!r}: must be one of {', '.join(MODELS)}")
     if any(batch < 1 for batch in batches):
-        raise ValueError(f"batches {list(batches)}, allowed: at least 1")
+        raise ValueError(f"batches {list(batches)}: must be at least 1")
     chosen = []
     for model in models:
         k, n, all_positions = MODELS[model]

@@ -67,7 +67,7 @@ def arch_of(capability: tuple[int, int]) -> str:
     if name := plan.arch_of(tuple(capability)):
         return name
     allowed = ", ".join("{}.{}".format(*ARCHS[name].compute_capability) for name in BENCHED)
-    raise ValueError("compute capability {}.{}, allowed: {}".format(*capability, allowed))
+    raise ValueError("compute capability {}.{}: must be one of {}".format(*capability, allowed))
 
 
 def rows_type(arch: str) -> str:

@@ -85,14 +85,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     unknown = set(arguments.peers or ()) - {peer.name for peer in PEERS}
     if unknown:
-        parser.error(f"peers {sorted(unknown)}, allowed: {', '.join(peer.name for peer in PEERS)}")
+        parser.error(f"peers {sorted(unknown)}: must be one of {', '.join(peer.name for peer in PEERS)}")
     arguments.peers = [peer for peer in PEERS if arguments.peers is None or peer.name in (*arguments.peers, OURS)]
     try:
         for text in arguments.configs:
             if text != "candidates":
                 check_parsable(text, CONFIG_TYPES["gemm"].values())
         if not arguments.limit > 0:
-            raise ValueError(f"--limit {arguments.limit}, allowed: a positive number of seconds")
+            raise ValueError(f"--limit {arguments.limit}: must be a positive number of seconds")
         arguments.protocol = Protocol(
             rounds=arguments.rounds, sustained_s=arguments.sustained, settle_s=arguments.settle, seed=arguments.seed
         )

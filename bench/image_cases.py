@@ -124,9 +124,9 @@ def make_cases(
     """
     for model in models:
         if model not in MODELS:
-            raise ValueError(f"model {model!r}, allowed: {', '.join(MODELS)}")
+            raise ValueError(f"model {model!r}: must be one of {', '.join(MODELS)}")
     if any(batch < 1 for batch in batches):
-        raise ValueError(f"batches {list(batches)}, allowed: at least 1")
+        raise ValueError(f"batches {list(batches)}: must be at least 1")
     sizes = [(model, *MODELS[model], batch) for model in models for batch in batches]
     return [
         ImagesCase(model, batch, side, n, batch, dtype, patch, channels_last)

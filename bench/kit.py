@@ -332,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = (options.output or Path(f"kit-{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}")).absolute()
     todo = (brief_steps if options.brief else steps)(arch, output)
     if unknown := set(options.again) - {step.name for step in todo}:
-        parser.error(f"no step {', '.join(sorted(unknown))}, allowed: {', '.join(step.name for step in todo)}")
+        parser.error(f"no step {', '.join(sorted(unknown))}: must be one of {', '.join(step.name for step in todo)}")
     state_file = output / "state.json"
     if options.again and state_file.exists():
         state = json.loads(state_file.read_text())

@@ -84,7 +84,7 @@ def mma_arch(arch: str) -> str:
         if ARCHS[name].compute_capability == capability:
             return name
     allowed = ", ".join("{}.{}".format(*ARCHS[name].compute_capability) for name in MMA_SYNC)
-    raise ValueError("compute capability {}.{}, allowed: {}".format(*capability, allowed))
+    raise ValueError("compute capability {}.{}: must be one of {}".format(*capability, allowed))
 
 
 def configs_of(case: GemmCase | ImagesCase, arch: str, sm_count: int) -> dict[str, Sm80Config]:

@@ -54,10 +54,10 @@ class Protocol:
     def __post_init__(self) -> None:
         for name in ("rounds", "warmup_launches", "burst_launches"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}, allowed: at least 1")
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
         for name, least in (("burst_idle_s", 0.0), ("settle_s", 0.0), ("sustained_s", 1e-6)):
             if not least <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)}, allowed: a duration in seconds")
+                raise ValueError(f"{name} = {getattr(self, name)}: must be a duration in seconds")
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def measure(
     """
     unknown = set(modes) - {"burst", "sustained"}
     if unknown:
-        raise ValueError(f"modes {sorted(unknown)}, allowed: burst, sustained")
+        raise ValueError(f"modes {sorted(unknown)}: must be burst, sustained")
     estimate, spins = {}, {}
     for name, launch in candidates.items():
         elapsed_ms(launch, protocol.warmup_launches, slots)

@@ -35,8 +35,9 @@ from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEm
 from cute_kernels.explore.tuning.search import replay_timer
 from cute_kernels.operations.runtime.gpu import bound_launch
 from cute_kernels.operations.table import build_table
-from cute_kernels.plan import ARCHS, Plan, Sm90PatchEmbedPlan, make_plan
+from cute_kernels.plan import ARCHS, Plan, make_plan
 from cute_kernels.plan import patch_embed_sm90 as default
+from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 
 SIZES = (
     (196, 768, 768), (256, 768, 768), (576, 768, 768), (1024, 768, 768), (256, 1024, 768), (576, 1024, 768),
@@ -241,7 +242,7 @@ def report(paths: Sequence[Path]) -> None:
     archs = {arch for arch, _ in files}
     measured = {case: timings for _, cases in files for case, timings in cases.items()}
     if len(archs) > 1:
-        raise ValueError(f"timings of {' and '.join(sorted(archs))}, allowed: those of one architecture")
+        raise ValueError(f"timings of {' and '.join(sorted(archs))}: must be those of one architecture")
     if archs == {"sm_100a"}:
         for mean, most, count, config in overall(measured):
             print(f"mean {mean:.3f}, most {most:.3f} of the fastest in {count} of {len(measured)} cases: {config}")

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
+from cute_kernels.common.facts import flag, number
+
 # --- element types by the names that torch gives them, for whoever does without torch --------------------------------
 
 ITEMSIZE = {"uint8": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
@@ -176,10 +178,8 @@ class PatchEmbedProblem(Typed):
     row_scale: bool = False
     feature_scale: bool = False
 
-    @property
-    def call_scale(self) -> bool:
-        """There is a number for the whole call."""
-        return not (self.row_scale and self.feature_scale)
+    call_scale = flag(lambda self: not (self.row_scale and self.feature_scale))
+    """There is a number for the whole call."""
 
 @dataclass(frozen=True)
 class Sm100PatchEmbedConfig(Typed):
@@ -336,25 +336,14 @@ class PatchEmbedImagesProblem(Typed):
     precision: str = "int8"
     table_rows: int = field(default=0, metadata=LAUNCH_ARGUMENT)
     out_dtype: str = "bfloat16"
-    @property
-    def grid_height(self) -> int:
-        """Patches in a column of an image."""
-        return self.height // self.patch
-
-    @property
-    def grid_width(self) -> int:
-        """Patches in a row of an image, a grid row."""
-        return self.width // self.patch
-
-    @property
-    def positions(self) -> int:
-        """Patches of an image."""
-        return self.grid_height * self.grid_width
-
-    @property
-    def k(self) -> int:
-        """Pixels of a patch, in all channels."""
-        return self.channels * self.patch * self.patch
+    grid_height = number(lambda self: self.height // self.patch)
+    """Patches in a column of an image."""
+    grid_width = number(lambda self: self.width // self.patch)
+    """Patches in a row of an image, a grid row."""
+    positions = number(lambda self: self.grid_height * self.grid_width)
+    """Patches of an image."""
+    k = number(lambda self: self.channels * self.patch * self.patch)
+    """Pixels of a patch, in all channels."""
 
 
 @dataclass(frozen=True)
@@ -514,10 +503,8 @@ class GemmProblem(Typed):
         factors = self.row_scale or self.column_scale or self.scale_source == "pointer"
         return self.with_scale or factors or ITEMSIZE.get(self.in_dtype) == 1
 
-    @property
-    def call_scale(self) -> bool:
-        """There is a number for the whole call."""
-        return self.scaled and not (self.row_scale and self.column_scale)
+    call_scale = flag(lambda self: self.scaled and not (self.row_scale and self.column_scale))
+    """There is a number for the whole call."""
 
 @dataclass(frozen=True)
 class Sm100GemmConfig(Typed):

@@ -99,5 +99,5 @@ def select(names: list[str] | None) -> list[Peer]:
     known = {peer.name for peer in PEERS}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"peers {unknown}, allowed: {', '.join(sorted(known))}")
+        raise ValueError(f"peers {unknown}: must be one of {', '.join(sorted(known))}")
     return [peer for peer in PEERS if peer.name in names or peer.name == OURS]

@@ -282,9 +282,15 @@ class Shell(cmd.Cmd):
             self._say(f"and more: {whole} bytes in all")
 
     def do_origin(self, text: str) -> None:
-        """origin ARRAY BYTE: who stored a byte of an array of the device, and which MMAs and copies it came from."""
-        array, byte = _words(text, 2, 2)
-        for line in self.debugger.origin(array, _number(byte)):
+        """origin ARRAY BYTE, or ARRAY expected FILE.npy: who made the byte, or the first wrong element, and of what."""
+        array, byte, *path = _words(text, 2, 3)
+        if (byte == "expected") != bool(path):
+            raise ValueError(f"origin {text}: must be ARRAY BYTE or ARRAY expected FILE.npy")
+        try:
+            wanted = np.load(path[0], allow_pickle=False) if path else _number(byte)
+        except OSError as error:
+            raise ValueError(f"origin {text}: {error.strerror or error}") from None
+        for line in self.debugger.origin(array, wanted):
             self._say(line)
 
     def do_barriers(self, text: str) -> None:

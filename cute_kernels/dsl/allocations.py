@@ -9,11 +9,15 @@ that.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
+import itertools
+import json
 import math
 import os
 import re
 import sys
+import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +102,24 @@ class Allocations:
     sized: bool = False
     views: tuple[View, ...] = ()
 
+    def text(self) -> str:
+        """As JSON, of which `of_text` makes the same again."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Allocations:
+        """The allocations that `text` was of."""
+        given = _tuples(json.loads(text))
+        kinds = {"static": Allocation, "dynamic": Allocation, "views": View}
+        return cls(**given | {name: tuple(kind(**each) for each in given[name]) for name, kind in kinds.items()})
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON has as lists."""
+    if isinstance(value, dict):
+        return {name: _tuples(each) for name, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
 
 def of_module(module: Any) -> tuple[Allocations, ...]:
     """The allocations of every kernel in a module that is not compiled yet."""
@@ -178,6 +200,7 @@ def _tensor(line: str, array: int | None, space: str, first: int, step: int) -> 
     element, swizzle, layout = kind.groups()
     return View(array, space, first, step, element, swizzle or "", layout, _places(line[line.rindex(" loc(") + 1 :]))
 
+
 def _inside(operation: Any) -> Iterator[Any]:
     """All operations of a kernel in program order."""
     for region in operation.regions:
@@ -246,26 +269,40 @@ def _places(location: Any) -> Places:
 def call_sites() -> Iterator[None]:
     """Operations that are made inside say who called the functions around them, where CuTe DSL (4.8 on) lets them."""
     op = importlib.import_module("cutlass._mlir_helpers.op")
-    if not hasattr(op, "loc_transform"):
+    if not hasattr(op, "loc_transform") or op._LOC_TRANSFORMS.get():  # another one may be around
         yield
         return
     from cutlass._mlir import ir
 
+    known: dict[tuple[int, int], tuple[Any, str]] = {}  # by code and instruction; codes live as long as their numbers
+
     def with_callers(location: Any) -> Any:
         if location is None:
             return None
-        callers = [each for each in _callers(op) if not {'"', "|"} & set(each)][1:]
+        callers = list(_callers(op, known))[1:]
         return ir.Location.name(f"called at {'|'.join(callers)}", childLoc=location) if callers else location
 
     with op.loc_transform(with_callers):
         yield
 
 
-def _callers(op: Any) -> Iterator[str]:
+def _callers(op: Any, known: dict[tuple[int, int], tuple[Any, str]]) -> Iterator[str]:
     """Calls of the program's functions that are running, up to the kernel."""
-    own, frame = os.path.dirname(__file__), sys._getframe(2)
+    frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != "kernel_wrapper":
-        if not op._is_framework_stack_frame(frame) and os.path.dirname(frame.f_code.co_filename) != own:
-            positions = next(iter(list(frame.f_code.co_positions())[frame.f_lasti // 2 :]), (None,) * 4)
-            yield f"{frame.f_code.co_filename}:{frame.f_lineno}:{positions[2] or 0}"
+        call = id(frame.f_code), frame.f_lasti
+        if call not in known:
+            known[call] = frame.f_code, _call(op, frame)
+        if known[call][1]:
+            yield known[call][1]
         frame = frame.f_back
+
+
+def _call(op: Any, frame: types.FrameType) -> str:
+    """Where a function of the program calls another; "" of a function of CuTe DSL or of this package's dsl."""
+    code = frame.f_code
+    if op._is_framework_stack_frame(frame) or os.path.dirname(code.co_filename) == os.path.dirname(__file__):
+        return ""
+    positions = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    text = f"{code.co_filename}:{frame.f_lineno}:{positions[2] or 0}"
+    return "" if {'"', "|"} & set(text) else text

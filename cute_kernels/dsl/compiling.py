@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from cute_kernels.common.interrupts import deferred
+from cute_kernels.dsl.allocations import Allocations, call_sites, of_module
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 
@@ -27,6 +28,7 @@ EMULATOR_VERSIONS = ("4.6.0", "4.6.1", "4.6.2", "4.6.3", "4.7.0", "4.7.1", *KERN
 UNTESTED = "CUTE_KERNELS_DSL_UNTESTED"
 """Environment variable: one version more that is allowed, to try it."""
 
+_ALLOCATIONS = "_cute_kernels_allocations"
 _PARTS = tuple(f"{DISTRIBUTION}-libs-{part}" for part in ("base", "core", "cu12", "cu13"))
 
 
@@ -81,7 +83,7 @@ def name_kernel(kernel: Any, name: str) -> None:
 
 
 def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
-    """`cute.compile` for an architecture, needing neither a GPU nor a driver; `ptx` and `cubin` are of the result.
+    """`cute.compile` for an architecture, with neither GPU nor driver; `ptx`, `cubin`, `allocations_of` the result.
 
     Args:
         function: a function or method decorated with ``cute.jit``.
@@ -93,11 +95,23 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
     """
     require()
     import cutlass.cute as cute
+    from cutlass.cutlass_dsl import CuTeDSL
 
-    with tempfile.TemporaryDirectory() as directory, default_settings(), _fast_tracing(), deferred():
+    compiler, found = CuTeDSL._get_dsl().compiler_provider, []
+    lower = compiler.compile
+
+    def compile_module(module: Any, *arguments: Any, **keywords: Any) -> Any:
+        found.extend(of_module(module))
+        return lower(module, *arguments, **keywords)
+
+    noting = mock.patch.object(compiler, "compile", compile_module)
+    with tempfile.TemporaryDirectory() as directory, default_settings(), _fast_tracing(), deferred(), noting:
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
         options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
-        return cute.compile(function, *arguments, options=options)
+        with call_sites():
+            compiled = cute.compile(function, *arguments, options=options)
+    setattr(compiled, _ALLOCATIONS, tuple(found))
+    return compiled
 
 
 _OF_INSTALLATION = ("prefix", "shared_libs")
@@ -229,6 +243,11 @@ def _source_positions(code: types.CodeType) -> tuple:
 def ptx(function: Any) -> str | None:
     """PTX of a compiled function; None if it was compiled without keeping it."""
     return function.__ptx__
+
+
+def allocations_of(function: Any) -> tuple[Allocations, ...]:
+    """What the kernels of a function from `compile_function` have in shared and tensor memory."""
+    return getattr(function, _ALLOCATIONS)
 
 
 def cubin(function: Any) -> bytes:

@@ -33,8 +33,11 @@ from pathlib import Path
 
 from cute_kernels import dsl
 from cute_kernels.common import files
+from cute_kernels.dsl.allocations import Allocations
 
-MAGIC = b"CuteKrn\x01"
+_KIND = b"CuteKrn"
+MAGIC = _KIND + b"\x02"
+"""Of entries, and the version of their form."""
 SUFFIX = ".kernel"
 LOCK_SECONDS = 120.0
 """How long a process waits for another one's compilation, which takes seconds, before it compiles for itself."""
@@ -70,6 +73,7 @@ class CompiledKernel:
         cubin: of the kernel.
         host_object: relocatable object with the host function and the cubin.
         host_prefix: prefix of the object's symbols.
+        allocations: what the kernel has in shared and tensor memory, for reports of the emulator.
     """
 
     kernel_name: str
@@ -77,6 +81,7 @@ class CompiledKernel:
     cubin: bytes
     host_object: bytes
     host_prefix: str
+    allocations: Allocations = Allocations("")
 
 
 def directory() -> Path | None:
@@ -268,7 +273,8 @@ def _origin() -> dict[str, object]:
 def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
     """The bytes of an entry."""
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
-    sections = {name: v.encode() if isinstance(v, str) else v for name, v in values.items()}
+    texts = {name: v.text() if isinstance(v, Allocations) else v for name, v in values.items()}
+    sections = {name: v.encode() if isinstance(v, str) else v for name, v in texts.items()}
     header = json.dumps(
         {
             "key": repr(key),
@@ -290,7 +296,11 @@ def decode(content: bytes, key: Hashable) -> CompiledKernel:
     if set(sections) != {field.name for field in fields(CompiledKernel)}:
         raise InvalidEntry(f"it has sections {sorted(sections)}")
     texts = {name: sections[name].decode() for name in ("kernel_name", "ptx", "host_prefix")}
-    return CompiledKernel(**(sections | texts))
+    try:
+        held = Allocations.of_text(sections["allocations"].decode())
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidEntry(f"its allocations are not understood: {error!r}") from None
+    return CompiledKernel(**(sections | texts | {"allocations": held}))
 
 
 def _check_origin(header: dict, key: Hashable) -> None:
@@ -440,4 +450,4 @@ def regular_files(root: Path, name: re.Pattern[str]) -> list[Path]:
 
 def _begins_as_entry(path: Path) -> bool:
     with open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(_KIND)) == _KIND  # of any version

@@ -89,6 +89,12 @@ class EmulatorError(RuntimeError):
         self.launch = self.launch or launch
         self.launch_number = self.launch_number or number
 
+    def freed(self, shape: str) -> None:
+        """Says that the address was one of a tensor that has been freed, of such a type and shape."""
+        access = self.facts.sentence.partition(" is outside of all arrays")[0]
+        self.message += f"; the address was in a tensor {shape}, which has been freed"
+        self.know("freed-memory", sentence=f"{access} is in a tensor {shape} that has been freed")
+
     def launch_name(self) -> str:
         """E.g. ``"launch 2, kernel k"``; empty without a launch."""
         if self.launch is None:

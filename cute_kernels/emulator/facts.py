@@ -68,6 +68,8 @@ class Side:
         warp: label of the warp that issued it, "" if that is not known.
         lanes: those that are concerned, as far as they are known.
         what: how the detector calls it.
+        waited: its own warp has waited for its end.
+        signals: the mbarrier that tells of its completion, by CTA and offset in shared memory, or None.
     """
 
     verb: str
@@ -75,6 +77,8 @@ class Side:
     warp: str = ""
     lanes: tuple[int, ...] = ()
     what: str = ""
+    signals: tuple[int, int] | None = None
+    waited: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Memory:
         first, count: where, in the shared or tensor memory of CTA ``cta``, or in the global array ``name``.
         cta: rank in its cluster, -1 for global memory.
         name: of the array, "" if it has none.
+        lane: the first one, in tensor memory.
     """
 
     space: str
@@ -93,6 +98,7 @@ class Memory:
     count: int
     cta: int = -1
     name: str = ""
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,45 @@ class BarrierState:
     init: Located | None = None
     initialiser: str = ""
     last_arrival: str = ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An operation on an mbarrier that has been performed.
+
+    Attributes:
+        operation: "arrive", "announce" or "deliver" (bytes), "wait" for one that has passed, "timeout" for one that
+            has not.
+        place: of the mbarrier: CTA, and offset in its shared memory.
+        phase: phases that were complete before.
+        amount: arrivals or bytes; of a wait the parity that it asked for, -1 if it is not by parity.
+        warp: label of the warp that issued it, "" if that is not known.
+        instruction: that issued it, None if that is not known.
+    """
+
+    operation: str
+    place: tuple[int, int]
+    phase: int
+    amount: int
+    warp: str = ""
+    instruction: Located | None = None
+
+
+@dataclass(frozen=True)
+class Past:
+    """The operations on mbarriers of a cluster before a fault.
+
+    Attributes:
+        barriers: all that are live.
+        moments: the latest operations on them, in order.
+        whole: no operations came before them.
+        unwritten: ranges of shared memory that nobody has written: CTA, first byte, and how many.
+    """
+
+    barriers: tuple[BarrierState, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    whole: bool = True
+    unwritten: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,6 +204,7 @@ class Facts:
         pending: asynchronous operations that are not complete, of a hang.
         sentence: what is wrong, without addresses, "" where the table of kinds or the message has it.
         notes: further sentences.
+        past: of the mbarriers, as far as it is kept.
     """
 
     side: Side | None = None
@@ -171,6 +217,7 @@ class Facts:
     pending: tuple[str, ...] = ()
     sentence: str = ""
     notes: list[str] = field(default_factory=list)
+    past: Past = Past()
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -12,11 +12,10 @@ from cutlass import Float8E4M3FN, Float32, Int16, Int32, Int64
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import NARROW, Scales, activate, activate_to_e4m3, scale_add, scales_of
-from cute_kernels.kernels.graph import Graph
-from cute_kernels.kernels.host import ELEMENT_TYPES, launch_clusters
+from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands, launch_clusters
 from cute_kernels.kernels.tma import Tma, load_tma, staging_layout, store_tma
-from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.gemm import GemmPlan
 
 
 @dataclass(frozen=True)
@@ -131,18 +130,15 @@ class DeviceArguments:
     divisors: tuple[cute.FastDivmodDivisorV2, ...] = ()
 
 
-class GemmHost:
-    """Host entry for one plan. Sizes are launch arguments: one compiled kernel serves all of them.
-
-    A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`.
+class GemmHost(Host):
+    """A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`.
 
     Attributes:
-        plan, graph: what the kernel does, its roles and barriers.
         dtype, b_dtype: what the tensor core multiplies.
     """
 
-    def __init__(self, plan: GemmPlan, graph: Graph) -> None:
-        self.plan, self.graph = plan, graph
+    def __init__(self, plan: GemmPlan) -> None:
+        super().__init__(plan)
         self.dtype, self.b_dtype = ELEMENT_TYPES[plan.multiplied_dtype], ELEMENT_TYPES[plan.b_dtype]
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
@@ -154,35 +150,18 @@ class GemmHost:
         return ()
 
     @cute.jit
-    def __call__(
-        self,
-        a_pointer: cute.Pointer,
-        b_pointer: cute.Pointer,
-        bias_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale: Float32 | cute.Pointer | None,
-        row_scale: cute.Pointer | None,
-        column_scale: cute.Pointer | None,
-        residual_pointer: cute.Pointer | None,
-        out_scale: Float32 | cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batches: Int32,
-        clusters: Int32,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, problem = self.plan, self.plan.problem
-        a = matrices(a_pointer, m, k, k, batches, problem.in_dtype)
-        b = matrices(b_pointer, n, k, k, batches, problem.in_dtype)
-        out = matrices(out_pointer, m, n, row_pitch(n, problem.out_dtype), batches, problem.out_dtype)
+        plan, problem, m, n, k, batches = self.plan, self.plan.problem, o.m, o.n, o.k, o.batches
+        a = matrices(o.a, m, k, k, batches, problem.in_dtype)
+        b = matrices(o.b, n, k, k, batches, problem.in_dtype)
+        out = matrices(o.out, m, n, row_pitch(n, problem.out_dtype), batches, problem.out_dtype)
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
         box_layout = staging_layout(*box, plan.store_row_bytes)
         residual_tma = None
         if cutlass.const_expr(plan.tma_residual):
-            residual = matrices(residual_pointer, m, n, row_pitch(n, problem.residual), batches, problem.residual)
+            residual = matrices(o.residual, m, n, row_pitch(n, problem.residual), batches, problem.residual)
             residual_tma = load_tma(residual, box_layout, box)
         m_tiles, n_tiles = cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns)
         arguments = DeviceArguments(
@@ -191,15 +170,15 @@ class GemmHost:
             b=b_tma,
             out=store_tma(out, box_layout, box),
             residual=residual_tma,
-            bias=bias_view(bias_pointer, plan, n),
-            addends=gemm_addends(plan, (scale, row_scale, column_scale), residual_pointer, out_scale, (m, n, batches)),
+            bias=bias_view(o.bias, plan, n),
+            addends=gemm_addends(plan, o),
             m_tiles=m_tiles,
             n_tiles=n_tiles,
             batches=batches,
             k_blocks=cute.ceil_div(k, plan.tile_k),
             divisors=self.divisors(m_tiles, n_tiles),
         )
-        launch_clusters(self.kernel(arguments), plan, clusters, stream)
+        launch_clusters(self.kernel(arguments), plan, o.clusters, stream)
 
 
 def matrices(
@@ -221,22 +200,16 @@ def row_pitch(n: Int32, dtype: str) -> Int32:
     return cute.ceil_div(n, divisor) * divisor
 
 
-def gemm_addends(
-    plan: GemmPlan,
-    factors: tuple[Float32 | cute.Pointer | None, cute.Pointer | None, cute.Pointer | None],
-    residual: cute.Pointer | None,
-    out_scale: Float32 | cute.Pointer | None,
-    sizes: tuple[Int32, Int32, Int32],
-) -> Addends:
-    """Operands of a host function, as views: factors of the call, of rows and of columns; sizes M, N, batches."""
-    problem, scales, view = plan.problem, None, None
-    m, n, batches = sizes
+def gemm_addends(plan: GemmPlan, o: Operands) -> Addends:
+    """Operands of a host function, as views."""
+    problem, scales, view, out_scale = plan.problem, None, None, o.out_scale
     if problem.scaled:
-        columns = cute.assume(n, divby=plan.column_vector)
-        scales = scales_of(problem.scale_source == "pointer", *factors, m, columns, batches)
-    if residual is not None and not plan.tma_residual:
-        pitch = row_pitch(n, problem.residual)
-        view = matrices(residual, m, pitch, pitch, batches, problem.residual)
+        columns = cute.assume(o.n, divby=plan.column_vector)
+        by_pointer = problem.scale_source == "pointer"
+        scales = scales_of(by_pointer, o.scale, o.row_scale, o.column_scale, o.m, columns, o.batches)
+    if o.residual is not None and not plan.tma_residual:
+        pitch = row_pitch(o.n, problem.residual)
+        view = matrices(o.residual, o.m, pitch, pitch, o.batches, problem.residual)
     if problem.out_scale_source == "pointer":
         out_scale = cute.make_tensor(out_scale, 1)
     return Addends(scales, view, out_scale)

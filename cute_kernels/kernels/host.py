@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from cute_kernels.config import WEIGHT_TYPES
 from cute_kernels.kernels.epilogue import Scales, scales_of
-from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.graph import graph_of
 from cute_kernels.kernels.load import positions_layout, rows_layout
 from cute_kernels.kernels.tiles import index_view
 from cute_kernels.kernels.tma import Tma
@@ -19,6 +20,9 @@ from cute_kernels.plan import Plan
 from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES
 from cute_kernels.plan.images import ImagesPlan
 from cute_kernels.plan.patch_embed import PatchEmbedPlan
+
+Operands: TypeAlias = Any
+"""The operands of a launch as CuTe DSL traces them: a named tuple with a field for each row of `Plan.operands`."""
 
 
 def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> None:
@@ -43,21 +47,17 @@ def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> No
     )
 
 
-class PatchEmbedHost:
-    """Host entry of a patch embed for one plan.
+class Host:
+    """Host entry for one plan. Sizes are launch arguments: one compiled kernel serves all of them.
 
-    A subclass has the device code, ``kernel(arguments, profile)``, `arguments`, and ``__call__`` with its operands.
+    A subclass has ``__call__(operands, stream)`` and the device code, ``kernel``.
 
     Attributes:
         plan, graph: what the kernel does, its roles and barriers.
     """
 
-    def __init__(self, plan: Plan, graph: Graph) -> None:
-        self.plan, self.graph = plan, graph
-
-    def arguments(self, operands: Any) -> Any:
-        """Arguments of the kernel, from its operands: TMA atoms with their views, and sizes in tiles."""
-        raise NotImplementedError
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.graph = plan, graph_of(plan)
 
 
 # --- CuTe DSL's types by the names that plans use --------------------------------------------------------------------
@@ -78,63 +78,25 @@ ELEMENT_TYPES = {
 memory."""
 
 
-# --- the host entry that all kernels over images have in common: their operands as tensors, and the launch -----------
+# --- the host entry that all kernels over images have in common ------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ImagesOperands:
-    """Operands of a launch: pointers, and sizes in images, pixels and features."""
+class ImagesHost(Host):
+    """Images, their sizes and features are launch arguments; channels are not.
 
-    images: cute.Pointer
-    weight: cute.Tensor
-    scale: cute.Pointer | None
-    table: cute.Pointer | None
-    out: cute.Pointer
-    batch: Int32
-    height: Int32
-    width: Int32
-    n: Int32
-    grid_height: Int32
-    grid_width: Int32
-
-
-class ImagesHost(PatchEmbedHost):
-    """Images, their sizes and features are launch arguments; channels are not."""
+    A subclass has ``kernel(arguments, profile)`` and ``arguments(operands, weight, grid)``: TMA atoms with their views,
+    and sizes in tiles, of the weight ``[N, K]`` and the patches of an image along its height and width.
+    """
 
     plan: ImagesPlan
 
     @cute.jit
-    def __call__(
-        self,
-        images_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        scale_pointer: cute.Pointer | None,
-        table_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        batch: Int32,
-        height: Int32,
-        width: Int32,
-        n: Int32,
-        clusters: Int32,
-        profile: cute.Pointer | None,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, problem, k = self.plan, self.plan.problem, self.plan.weight_columns_of_k
-        operands = ImagesOperands(
-            images=images_pointer,
-            weight=cute.make_tensor(weight_pointer, cute.make_layout((n, k), stride=(k, 1))),
-            scale=scale_pointer,
-            table=table_pointer,
-            out=out_pointer,
-            batch=batch,
-            height=height,
-            width=width,
-            n=n,
-            grid_height=height // problem.patch,
-            grid_width=width // problem.patch,
-        )
-        launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)
+        plan, patch, k = self.plan, self.plan.problem.patch, self.plan.weight_columns_of_k
+        weight = cute.make_tensor(o.weight, cute.make_layout((o.n, k), stride=(k, 1)))
+        arguments = self.arguments(o, weight, (o.height // patch, o.width // patch))
+        launch_clusters(self.kernel(arguments, o.profile), plan, o.clusters, stream)
 
 
 # --- the host entry that all patch embeds over rows have in common: their operands as views, and the launch ----------
@@ -169,51 +131,43 @@ class RowsOperands:
     positions: Int32
 
 
-class RowsHost(PatchEmbedHost):
-    """Rows, features and positions are launch arguments."""
+class RowsHost(Host):
+    """Rows, features and positions are launch arguments.
+
+    A subclass has ``kernel(arguments, profile)`` and ``arguments(operands: RowsOperands)``.
+    """
 
     plan: PatchEmbedPlan
 
+    def __init__(self, plan: PatchEmbedPlan) -> None:
+        super().__init__(plan)
+        self.element = ELEMENT_TYPES[plan.problem.in_dtype]
+        self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
+        self.accumulator = Int32 if plan.sums_integers else Float32
+
     @cute.jit
-    def __call__(
-        self,
-        x_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        table_pointer: cute.Pointer | None,
-        index_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale_argument: Float32 | cute.Pointer | None,
-        row_scale_pointer: cute.Pointer | None,
-        feature_scale_pointer: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        table_rows: Int32,
-        clusters: Int32,
-        profile: cute.Pointer | None,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan = self.plan
-        positions = table_rows if cutlass.const_expr(plan.positions_in_order) else 1
+        plan, m, n, k = self.plan, o.m, o.n, o.k
+        positions = o.table_rows if cutlass.const_expr(plan.positions_in_order) else 1
         images = m // positions
         in_row = VECTOR_BYTES // ITEMSIZE[plan.problem.in_dtype]
         by_pointer = plan.problem.scale_source == "pointer"
         operands = RowsOperands(
-            x=cute.make_tensor(x_pointer, positions_layout(images, k, positions, in_row)),
-            weight=cute.make_tensor(weight_pointer, rows_layout(n, k, in_row)),
-            out=cute.make_tensor(out_pointer, positions_layout(images, n, positions, 8)),
-            table=table_pointer,
-            table_index=index_view(index_pointer, m),
-            table_rows=table_rows,
-            scales=scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n),
+            x=cute.make_tensor(o.x, positions_layout(images, k, positions, in_row)),
+            weight=cute.make_tensor(o.weight, rows_layout(n, k, in_row)),
+            out=cute.make_tensor(o.out, positions_layout(images, n, positions, 8)),
+            table=o.table,
+            table_index=index_view(o.index, m),
+            table_rows=o.table_rows,
+            scales=scales_of(by_pointer, o.scale, o.row_scale, o.feature_scale, m, n),
             rows=m,
             n=n,
             k=k,
             images=images,
             positions=positions,
         )
-        launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)
+        launch_clusters(self.kernel(self.arguments(operands), o.profile), plan, o.clusters, stream)
 
 
 # --- arguments of the kernels that compute ``out^T`` of rows ---------------------------------------------------------

@@ -14,6 +14,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.host import Operands
 from cute_kernels.plan.base import LANES, VECTOR_BYTES
 from cute_kernels.plan.layer_norm import LayerNormScalePlan
 
@@ -28,11 +29,11 @@ class LayerNormScaleKernel:
         self.plan = plan
 
     @cute.jit
-    def __call__(self, x: cute.Pointer, addend: Float32, scale: cute.Pointer, m: Int32, k: Int32, stream: Any) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Launches a warp for each row."""
         plan = self.plan
-        self.kernel(x, addend, scale, m, k).launch(
-            grid=(cute.ceil_div(m, plan.warps), 1, 1),
+        self.kernel(o.x, o.addend, o.scale, o.m, o.k).launch(
+            grid=(cute.ceil_div(o.m, plan.warps), 1, 1),
             block=(plan.threads, 1, 1),
             stream=stream,
             use_pdl=plan.overlaps,

@@ -15,7 +15,7 @@ from cutlass import Int32, Int64
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.host import ELEMENT_TYPES, Operands
 from cute_kernels.plan.patchify import PITCH_PAD_BYTES, PatchifyPlan
 
 LOADS_AT_ONCE = 3
@@ -34,25 +34,21 @@ class PatchifyKernel:
         self.element = ELEMENT_TYPES[plan.problem.out_dtype]
 
     @cute.jit
-    def __call__(
-        self,
-        images_pointer: cute.Pointer,
-        x_pointer: cute.Pointer,
-        batch: Int32,
-        grid_rows: Int32,
-        grid_columns: Int32,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Launches one CTA per image and row of patches."""
         plan, problem = self.plan, self.plan.problem
-        pixels = grid_columns * (problem.patch * problem.patch)  # of one channel's strip
+        pixels = o.grid_columns * (problem.patch * problem.patch)  # of one channel's strip
         strips = 1 if problem.channels_last else problem.channels
         strip = pixels * (problem.channels // strips)
         smem = strip * (strips * plan.pixel_bytes)
         if cutlass.const_expr(plan.gathers_vectors):
             smem += problem.channels * problem.patch * PITCH_PAD_BYTES
-        self.kernel(images_pointer, x_pointer, strip, grid_rows, grid_columns).launch(
-            grid=(batch * grid_rows, 1, 1), block=(plan.threads, 1, 1), smem=smem, stream=stream, use_pdl=plan.overlaps
+        self.kernel(o.images, o.x, strip, o.grid_rows, o.grid_columns).launch(
+            grid=(o.batch * o.grid_rows, 1, 1),
+            block=(plan.threads, 1, 1),
+            smem=smem,
+            stream=stream,
+            use_pdl=plan.overlaps,
         )
 
     @cute.kernel

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesOperands
+from cute_kernels.kernels.host import ELEMENT_TYPES, Operands
 from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
@@ -141,14 +141,15 @@ class StripsArguments:
 
 def strips_arguments(
     plan: StripsPlan,
-    o: ImagesOperands,
+    o: Operands,
+    grid: tuple[Int32, Int32],
     images: tuple[Tma, ...],
     weight: cute.Tensor | Tma,
     out: Tma,
 ) -> StripsArguments:
-    """The arguments, from operands and TMA copies."""
-    row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
-    position_tiles = row_tiles * o.grid_height
+    """The arguments, from operands, patches along both sides of an image, and TMA copies."""
+    row_tiles = cute.ceil_div(grid[1], plan.tile_patches)
+    position_tiles = row_tiles * grid[0]
     feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
     return StripsArguments(
         images=images,
@@ -163,7 +164,7 @@ def strips_arguments(
     )
 
 
-def images_tma(plan: StripsPlan, o: ImagesOperands, sharers: int, *group: tcgen05.CtaGroup) -> tuple[Tma, ...]:
+def images_tma(plan: StripsPlan, o: Operands, sharers: int, *group: tcgen05.CtaGroup) -> tuple[Tma, ...]:
     """Loads of the images, one for each part of the rows, as `load_tma`."""
     loads = []
     for part in plan.row_parts:

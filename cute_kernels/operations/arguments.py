@@ -270,6 +270,7 @@ class ArgumentTable:
     Attributes:
         kind: the dataclass.
         rows: by name, in the order of the fields.
+        tensor_names: of the arguments that may be tensors, which are the operator's first.
     """
 
     def __init__(self, kind: type) -> None:
@@ -278,6 +279,7 @@ class ArgumentTable:
         self._tensors = [text for name, row in self.rows.items() for text in row.tensors(name)]
         self._others = [part for name, row in self.rows.items() for part in row.others(name)]
         parameters = [_parameter(text) for text in (*self._tensors, *(text for text, _ in self._others))]
+        self.tensor_names = tuple(parameters[: len(self._tensors)])
         self._defaults = (_REQUIRED,) * len(self._tensors) + tuple(default for _, default in self._others)
         self._first: list[int] = []
         self._decoders: list[tuple[int, Callable[..., Any], list[int]]] = []

@@ -14,16 +14,20 @@ is its own: shapes that depend on each other, its problem, its operands, its ref
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from cute_kernels.operations.arguments import ArgumentTable, choose_backend
+from cute_kernels.operations.derivatives import Fact, Facts
 from cute_kernels.operations.runtime import gpu
+from cute_kernels.operations.runtime.constants import DERIVED, in_autograd_function
 from cute_kernels.operations.runtime.devices import device_facts, tuned_config
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
@@ -46,8 +50,8 @@ A = TypeVar("A")
 def dispatch_is_intercepted() -> bool:
     """Whether something traces or intercepts operators: `torch.compile`, export, modes, functorch, profiler, tangents.
 
-    Otherwise, and unless the result would need a gradient, which the operator refuses on backward, the dispatcher would
-    do nothing but call `Operation.execute`, and take tens of microseconds for it.
+    Otherwise, and unless the result needs a gradient, the dispatcher would do nothing but call `Operation.execute`, and
+    take tens of microseconds for it.
     """
     return (
         _is_compiling()
@@ -142,6 +146,7 @@ class Operation(ABC, Generic[A]):
         planner: what is registered of it for planning; its name is that of the operator.
         arguments: the dataclass of its arguments.
         scales: how its factors become one number, of each operand that is one.
+        differentiable: names of the arguments that have a derivative, unless they or the result have 8 bits.
         rotated: the argument of which timed launches read one after another.
         repeated: its remembered calls.
     """
@@ -149,6 +154,7 @@ class Operation(ABC, Generic[A]):
     planner: Planner
     arguments: type[A]
     scales: tuple[ScaleProduct, ...] = ()
+    differentiable: tuple[str, ...]
     rotated: str
 
     def __init__(self) -> None:
@@ -160,7 +166,7 @@ class Operation(ABC, Generic[A]):
         )
         self._backend = list(self.table.rows).index("backend")
         define_operator(self.name, self.table.schema, self._run, self._fake)
-        _LIBRARY.impl(self.name, self._without_derivatives, "Autograd", with_keyset=True)
+        _LIBRARY.impl(self.name, self._autograd, "Autograd", with_keyset=True)
 
     # ---- what an operation says of itself ----------------------------------------------------------------------------
 
@@ -221,6 +227,26 @@ class Operation(ABC, Generic[A]):
     @abstractmethod
     def reference(self, a: A) -> torch.Tensor:
         """The result in plain torch."""
+
+    def reads(self, name: str, flat: tuple) -> tuple[str, ...]:
+        """Names of the tensors whose numbers the derivative for one argument needs.
+
+        Args:
+            name: of the argument.
+            flat: arguments of the operator.
+        """
+        first, second, *_ = self.table.tensor_names  # a product's
+        return {first: (second, "scale_a", "scale_b"), second: (first, "scale_a", "scale_b")}.get(name, ())
+
+    @abstractmethod
+    def gradients(self, a: A, grad: torch.Tensor, facts: Facts) -> dict[str, torch.Tensor]:
+        """Derivatives in plain torch, which can be differentiated again; autograd converts their element types.
+
+        Args:
+            a: the arguments, without the tensors that `reads` does not name.
+            grad: of the result.
+            facts: what is wanted, all of it `differentiable`, and of which shapes and types the tensors are.
+        """
 
     @abstractmethod
     def output_shape(self, a: A) -> tuple[int, ...]:
@@ -312,7 +338,7 @@ class Operation(ABC, Generic[A]):
         prepared = self.prepare(a, self.plan(a))
         launch(executor, prepared.plan, prepared.operands)
         out = prepared.result()
-        if executor == "kernel":
+        if executor == "kernel" and not DERIVED.keeps_nothing:
             values = {name: getattr(a, name) for name in self.table.rows}
             self.repeated.put(values, prepared.plan, prepared.operands, out)
         return out
@@ -321,6 +347,9 @@ class Operation(ABC, Generic[A]):
 
     def _run(self, *flat: Any) -> torch.Tensor:
         values = self.table.decode(flat)
+        if DERIVED.compares_on_gpu and in_autograd_function():
+            with DERIVED.keep_nothing():  # weights change in every step, and comparing them would make the host wait
+                return self.execute(self.arguments(*values))
         if values[self._backend] == "auto":
             out = self.repeated.run(values, False)  # gradients are the dispatcher's matter here
             if out is not None:
@@ -335,8 +364,8 @@ class Operation(ABC, Generic[A]):
         first = next(iter(self.table.tensors_of(a)))[2]
         return first.new_empty(self.output_shape(a), dtype=self.output_dtype(a))
 
-    def _without_derivatives(self, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
-        """Refuses tangents and transformations that differentiate at once, and backward when somebody calls it.
+    def _autograd(self, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
+        """Refuses tangents at once; notes what `gradients` needs where somebody may go backward.
 
         Without a kernel for autograd the dispatcher would leave derivatives out, as if they were zero.
         """
@@ -348,9 +377,10 @@ class Operation(ABC, Generic[A]):
             )
         if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
             return self._below_autograd(keyset, *flat)
-        if _functorch_level() is not None:
-            raise NotImplementedError(_NO_BACKWARD.format(self.name))
-        return _NoBackward.apply(self, keyset, *flat)
+        # The dispatcher is inside one level of `torch.func` here, as the kernels of torch's own operators are.
+        inside = enable_single_level_autograd_function if _functorch_level() is not None else contextlib.nullcontext
+        with inside():
+            return super(torch.autograd.Function, _Differentiable).apply(self, keyset, *flat)
 
     def _below_autograd(self, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
         with torch._C._AutoDispatchBelowAutograd():
@@ -358,17 +388,33 @@ class Operation(ABC, Generic[A]):
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *flat)
 
 
-_NO_BACKWARD = "cute_kernels.{} has no backward: call it under torch.no_grad()"
-
-
-class _NoBackward(torch.autograd.Function):
-    """The result requires gradients, as its arguments do, and asking for them raises."""
+class _Differentiable(torch.autograd.Function):
+    """A call whose derivatives are `Operation.gradients`."""
 
     @staticmethod
     def forward(ctx: Any, operation: Operation, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
-        ctx.name = operation.name
+        given = dict(zip(operation.table.tensor_names, flat))
+        wanted = [name for name, value in given.items() if value is not None and value.requires_grad]
+        kept = [name for name in given if any(name in operation.reads(each, flat) for each in wanted)]
+        ctx.save_for_backward(*(given[name] for name in kept))
+        ctx.operation, ctx.kept, ctx.others = operation, kept, flat[len(given) :]
+        ctx.facts = {name: Fact(value.shape, value.dtype) for name, value in given.items() if value is not None}
         return operation._below_autograd(keyset, *flat)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> None:
-        raise NotImplementedError(_NO_BACKWARD.format(ctx.name))
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple:
+        operation, names = ctx.operation, ctx.operation.table.tensor_names
+        facts = Facts(ctx.facts, frozenset(name for name, needed in zip(names, ctx.needs_input_grad[2:]) if needed))
+        for name in facts.wanted:
+            dtype = facts[name].dtype
+            if name not in operation.differentiable or dtype.itemsize == 1 or grad.dtype.itemsize == 1:
+                raise NotImplementedError(
+                    f"cute_kernels.{operation.name} has no derivative for {name} of {dtype} with a result of "
+                    f"{grad.dtype}: must be {' or '.join(operation.differentiable)} of 16 or 32 bits; call it under "
+                    "torch.no_grad()"
+                )
+        saved = dict(zip(ctx.kept, ctx.saved_tensors))
+        values = operation.table.decode((*(saved.get(name) for name in names), *ctx.others))
+        found = operation.gradients(operation.arguments(*values), grad, facts)
+        gradients = (found[name] if name in facts.wanted else None for name in names)
+        return None, None, *gradients, *(None for _ in ctx.others)

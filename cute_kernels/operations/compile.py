@@ -7,6 +7,7 @@ new batch, resolution or model width costs no compilation.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import importlib.util
 import pkgutil
@@ -15,6 +16,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,9 @@ from typing import Any, NoReturn
 from cute_kernels import dsl
 from cute_kernels.common import extras, forks
 from cute_kernels.dsl import kernel_cache as cache
-from cute_kernels.plan import Operand, Plan
+from cute_kernels.dsl.allocations import Allocation
+from cute_kernels.plan import Plan
+from cute_kernels.plan.base import Operand
 
 _COMPILE_LOCK = forks.awaited_lock()
 """`cute.compile` keeps global state and is not thread-safe."""
@@ -125,7 +129,12 @@ def build(plan: Plan) -> cache.CompiledKernel:
     ptx = dsl.ptx(function)
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
     prefix = f"{name}_host"
-    return cache.CompiledKernel(name, ptx, dsl.cubin(function), dsl.export_object(function, prefix), prefix)
+    code = dsl.cubin(function), dsl.export_object(function, prefix)
+    (held,) = (each for each in dsl.allocations_of(function) if each.kernel == name)
+    # The kernel divides its memory by itself, as the plan says.
+    regions = tuple((each.name.partition(":")[0], each.offset, each.nbytes) for each in plan.smem if each.nbytes)
+    arrays = (Allocation(0, plan.smem_bytes, (), regions),) if regions else ()
+    return cache.CompiledKernel(name, ptx, *code, prefix, dataclasses.replace(held, dynamic=arrays))
 
 
 def dsl_function(plan: Plan) -> Callable[..., Any]:
@@ -143,7 +152,7 @@ def _host_function(kernel: cache.CompiledKernel, emulated: bool) -> dsl.HostFunc
     # Launches on a GPU need neither the emulator nor its dependencies.
     import cute_kernels.emulator.programs.host as host
 
-    return host.load_object(kernel.host_object, kernel.host_prefix, kernel.ptx)
+    return host.load_object(kernel.host_object, kernel.host_prefix, kernel.ptx, kernel.allocations)
 
 
 # --- how a host function is called -----------------------------------------------------------------------------------
@@ -191,7 +200,7 @@ class Frames(threading.local):
             struct.pack_into(self._formats[name], self.current[0], self._places[name], value)
 
     def arguments(self) -> dict[str, bytes]:
-        """Every argument in the order of the host function's parameters, the stream last."""
+        """Every argument in the order of `Plan.operands`, the stream last."""
         memory = bytes(self.current[0])
         return {name: memory[self._places[name] :][: struct.calcsize(form)] for name, form in self._formats.items()}
 
@@ -251,11 +260,15 @@ def check_names(plan: Plan, given: Mapping[str, object]) -> None:
 
 
 def dsl_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> tuple:
-    """Arguments of `host_arguments` as CuTe DSL takes them: types for tracing, whose values do not reach the code."""
+    """Arguments of `host_arguments` as CuTe DSL takes them, the operands as one named tuple, and a stream.
+
+    They give types for tracing; their values do not reach the code.
+    """
     import cuda.bindings.driver as driver
 
     check_names(plan, given)
-    return (*(_dsl_argument(operand, given.get(operand.name)) for operand in plan.operands), driver.CUstream(stream))
+    values = {operand.name: _dsl_argument(operand, given.get(operand.name)) for operand in plan.operands}
+    return namedtuple("Operands", values)(**values), driver.CUstream(stream)
 
 
 def _dsl_argument(operand: Operand, given: float | int | None) -> Any:

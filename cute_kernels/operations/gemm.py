@@ -14,6 +14,7 @@ from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
 from cute_kernels.operations import arguments, reference
 from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.derivatives import activation_gradient, scaled
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.runtime.repeat import ScaleProduct
 from cute_kernels.operations.runtime.workspace import workspace
@@ -28,8 +29,7 @@ from cute_kernels.operations.scales import (
     scale_problems,
 )
 from cute_kernels.operations.sharding import Shape, Sharding
-from cute_kernels.plan import GemmPlan
-from cute_kernels.plan.gemm import B_TYPES, FLOATS
+from cute_kernels.plan.gemm import B_TYPES, FLOATS, GemmPlan
 from cute_kernels.plan.registry import GEMM as PLANNER
 
 GROUPS = (1, 4, 8, 16)
@@ -99,8 +99,10 @@ def gemm(
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy,
-        and of a residual with such rows another. There are no derivatives: asking for one raises NotImplementedError.
-        Of DTensors it is a DTensor (`cute_kernels.operations.sharding`).
+        and of a residual with such rows another. Derivatives for ``a``, ``b``, ``bias`` and
+        ``residual`` are products of plain torch; of operands or results of 8 bits, for scales and in forward mode there
+        are none: asking for one raises NotImplementedError. Of DTensors it is a DTensor
+        (`cute_kernels.operations.sharding`).
 
     Raises:
         TypeError: an argument of the wrong type or element type, float32 without ``allow_tf32`` among them.
@@ -135,6 +137,7 @@ class GemmArguments:
 class _Gemm(Operation[GemmArguments]):
     planner = PLANNER
     arguments = GemmArguments
+    differentiable = ("a", "b", "bias", "residual")
     rotated = "a"
     scales = (
         ScaleProduct(("scale_a", "scale_b"), "scale", combine_numbers, combine_scales),
@@ -330,6 +333,28 @@ class _Gemm(Operation[GemmArguments]):
             out_scale=args.out_scale,
         )
         return out.view(self.output_shape(args))
+
+    def reads(self, name: str, flat: tuple) -> tuple[str, ...]:
+        """With an activation also those that its argument is computed from again."""
+        activated = self.arguments(*self.table.decode(flat)).activation != "none"
+        again = ("a", "b", "bias", "scale_a", "scale_b") if activated and name != "residual" else ()
+        return super().reads(name, flat) + again
+
+    def gradients(self, args: GemmArguments, grad: torch.Tensor, facts) -> dict[str, torch.Tensor]:
+        found, dtype = {"residual": grad}, facts["b"].dtype
+        if args.activation != "none" and facts.wanted != {"residual"}:
+            given = {"bias": args.bias, "scale_a": args.scale_a, "scale_b": args.scale_b, "backend": args.backend}
+            argument = gemm(args.a, args.b, **given, out_dtype=torch.float32, allow_tf32=args.allow_tf32)
+            grad = activation_gradient(args.activation, grad.float(), argument)
+        if "bias" in facts.wanted:
+            found["bias"] = grad.flatten(0, -2).sum(0, dtype=torch.float32)
+        sums = scaled(grad, args.scale_a, args.scale_b).to(dtype)
+        if "a" in facts.wanted:
+            found["a"] = sums @ args.b
+        if "b" in facts.wanted:
+            flat = 0 if len(facts["b"].shape) == 2 else -2
+            found["b"] = sums.flatten(flat, -2).mT @ args.a.flatten(flat, -2)
+        return found
 
     def output_shape(self, args: GemmArguments) -> tuple[int, ...]:
         return (*args.a.shape[:-1], args.b.shape[-2])

@@ -14,6 +14,7 @@ from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProble
 from cute_kernels.operations import arguments, reference
 from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.derivatives import position_gradient, scaled
 from cute_kernels.operations.position_pairs import one_table
 from cute_kernels.operations.runtime.constants import DERIVED
 from cute_kernels.operations.runtime.operands import Operands
@@ -28,8 +29,8 @@ from cute_kernels.operations.scales import (
 )
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.operations.table import rows_table
-from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
+from cute_kernels.plan.patch_embed import PatchEmbedPlan
 from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
 
 _ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)
@@ -94,8 +95,9 @@ def patch_embed(
 
     Returns:
         ``[B, S, N]`` bfloat16, contiguous. A 2-D ``x`` without ``pos_embed`` has no S: the result is ``[rows, N]``.
-        NaN and infinity in any tensor are not looked for and propagate as IEEE 754 says. There are no
-        derivatives: asking for one raises NotImplementedError. Of DTensors it is a DTensor
+        NaN and infinity in any tensor are not looked for and propagate as IEEE 754 says. Derivatives for
+        ``x``, ``weight``, ``bias`` and ``pos_embed`` are products of plain torch; for operands of 8 bits, for scales
+        and in forward mode there are none: asking for one raises NotImplementedError. Of DTensors it is a DTensor
         (`cute_kernels.operations.sharding`).
 
     Raises:
@@ -130,6 +132,7 @@ class PatchEmbedArguments:
 class _PatchEmbed(Operation[PatchEmbedArguments]):
     planner = PLANNER
     arguments = PatchEmbedArguments
+    differentiable = ("x", "weight", "bias", "pos_embed")
     rotated = "x"
     scales = (ScaleProduct(("scale_a", "scale_b"), "scale", combine_numbers, combine_scales),)
 
@@ -274,6 +277,22 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         row_scale = a.scale_a.reshape(-1, 1) if is_vector(a.scale_a) else None
         rows = a.x.view(-1, a.x.shape[-1])
         return contract(rows, a.weight, a.bias, a.pos_embed, scale, index, row_scale).view(self.output_shape(a))
+
+    def reads(self, name: str, flat: tuple) -> tuple[str, ...]:
+        return ("pos_index",) if name == "pos_embed" else super().reads(name, flat)
+
+    def gradients(self, a: PatchEmbedArguments, grad: torch.Tensor, facts) -> dict[str, torch.Tensor]:
+        grad, found = grad.flatten(0, -2), {}
+        if "bias" in facts.wanted:
+            found["bias"] = grad.sum(0, dtype=torch.float32)
+        if "pos_embed" in facts.wanted:
+            found["pos_embed"] = position_gradient(grad, a.pos_index, facts["pos_embed"].shape)
+        sums = scaled(grad, a.scale_a, a.scale_b).to(facts["weight"].dtype)
+        if "x" in facts.wanted:
+            found["x"] = (sums @ a.weight).view(facts["x"].shape)
+        if "weight" in facts.wanted:
+            found["weight"] = sums.T @ a.x.flatten(0, -2)
+        return found
 
     def output_shape(self, a: PatchEmbedArguments) -> tuple[int, ...]:
         n = a.weight.shape[0]

@@ -21,15 +21,17 @@ from cute_kernels.config import (
 from cute_kernels.operations import arguments, reference
 from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.derivatives import image_gradient
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepare_patch_weight, strip_weight
 from cute_kernels.operations.runtime.constants import DERIVED
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.operations.table import build_table, fragment_table, rows_table
-from cute_kernels.plan import ImagesPlan, Sm80ImagesPlan, Sm90GatherPlan
-from cute_kernels.plan.images import multiplied_type, pixel_types
+from cute_kernels.plan.images import ImagesPlan, multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
+from cute_kernels.plan.images_gather import Sm90GatherPlan
+from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 from cute_kernels.plan.images_strips import why_no_operand
 from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
 
@@ -83,7 +85,9 @@ def patch_embed_images(
             torch on any device.
 
     Returns:
-        ``[B, S, N]``, contiguous. There are no derivatives: asking for one raises NotImplementedError. Of
+        ``[B, S, N]``, contiguous. Derivatives for ``bias``, ``pos_embed``, images that are normalised and the tensor
+        that a ``"bf16"`` or ``"fp16"`` weight was prepared from are products of plain torch; uint8 images of a weight
+        that wants one are normalised in FP32 first. Others, and those in forward mode, raise NotImplementedError. Of
         DTensors, the buffers of the weight among them, it is a DTensor (`cute_kernels.operations.sharding`).
 
     Raises:
@@ -98,6 +102,8 @@ def patch_embed_images(
         raise TypeError(f"images is {type(images).__name__}: must be torch.Tensor")
     held = weight._buffers  # attributes of modules are found much more slowly
     raw = images.dtype is torch.uint8
+    if raw and held["raw"].requires_grad and torch.is_grad_enabled():
+        images, raw = weight.normalise(images), False
     values = held["raw"] if raw else held["normalised"]
     if values is None:
         raise TypeError(
@@ -132,6 +138,7 @@ class PatchEmbedImagesArguments:
 class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
     planner = PLANNER
     arguments = PatchEmbedImagesArguments
+    differentiable = ("images", "weight", "weight_offset", "bias", "pos_embed")
     rotated = "images"
 
     def problems(self, a: PatchEmbedImagesArguments) -> Iterator[Exception]:
@@ -302,6 +309,18 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         return reference.patch_embed_images(
             a.images, a.weight, a.weight_scale, _shifted(a), a.pos_embed, a.patch, a.out_dtype
         )
+
+    def gradients(self, a: PatchEmbedImagesArguments, grad: torch.Tensor, facts) -> dict[str, torch.Tensor]:
+        rows, dtype, found = grad.flatten(0, -2), facts["weight"].dtype, {}
+        for name in {"bias", "weight_offset"} & facts.wanted:
+            found[name] = rows.sum(0, dtype=torch.float32)
+        if "pos_embed" in facts.wanted:
+            found["pos_embed"] = grad.sum(0, dtype=torch.float32)
+        if "images" in facts.wanted:
+            found["images"] = image_gradient(rows.to(dtype) @ a.weight, facts["images"].shape, a.patch)
+        if "weight" in facts.wanted:
+            found["weight"] = rows.to(dtype).T @ reference.patch_rows(a.images.to(dtype), a.patch)
+        return found
 
     def output_shape(self, a: PatchEmbedImagesArguments) -> tuple[int, ...]:
         batch, _, height, width = a.images.shape

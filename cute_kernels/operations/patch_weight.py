@@ -88,6 +88,11 @@ class PatchWeight(torch.nn.Module):
         self.precision, self.order, self.patch, self.channels = precision, order, patch, channels
         self.mean, self.std = mean, std
 
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        """``[B, C, H, W]`` uint8 as the processor normalises it, in FP32 and then in the type of `normalised`."""
+        mean, std = (of_channels(values, images)[:, None, None] for values in (self.mean, self.std))
+        return ((images.to(torch.float32) / 255 - mean) / std).to(self.normalised.dtype)
+
     @property
     def features(self) -> int:
         return self.raw.shape[0]
@@ -193,7 +198,9 @@ def prepare_patch_weight(
 
     Args:
         weight: of a Conv2d, ``[N, C, p, p]``, or of a Linear over flattened patches, ``[N, C * p * p]``; a
-            floating-point type, any stride. N is a multiple of 8. Later writes to it have no effect.
+            floating-point type, any stride. N is a multiple of 8. Later writes to it have no effect. With gradients
+            enabled, they flow to it through a ``"bf16"`` or ``"fp16"`` weight, which is prepared anew for every step;
+            then its numbers are not checked on a GPU, for which the host would wait. ``"int8"`` has none.
         precision: what is multiplied, and so which images are taken:
 
             * ``"int8"``: uint8 pixels by 8-bit weights with one scale per feature, `max|w'| / 127`; exact integer sums.
@@ -221,23 +228,17 @@ def prepare_patch_weight(
     check_choice("precision", precision, get_args(Precision), _FP8_IS_ELSEWHERE if precision == "fp8" else "")
     n, channels, patch, _ = kernel.shape
     means, stds = checked_normalisation(mean, std, channels)
-    rows = kernel.detach().to(torch.float64).reshape(n, -1).contiguous()
-    if not bool(torch.isfinite(rows).all()):
-        raise ValueError("weight has NaN or infinity: must be finite numbers")
-    per_pixel = torch.tensor(stds, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
-    folded = rows / per_pixel
     constants: dict[str, torch.Tensor | None] = {"scale": None, "normalised": None}
     if precision in WIDE_TYPES:
-        dtype = WIDE_TYPES[precision]
-        constants |= {"raw": _rounded(folded, dtype), "normalised": _rounded(rows, dtype)}
-        effective = constants["raw"].to(torch.float64)
+        constants |= _wide(kernel.reshape(n, -1).contiguous(), means, stds, WIDE_TYPES[precision])
     else:
+        rows = kernel.detach().to(torch.float64).reshape(n, -1).contiguous()
+        _check_finite(rows)
+        folded = rows / _of_pixels(stds, patch, rows)
         integers, scale = to_integers(folded)
         effective = integers * scale.to(torch.float64)[:, None]
-        constants["scale"] = scale
-        constants["raw"] = integers.to(torch.int8)
-    centre = torch.tensor(means, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
-    constants["offset"] = -(effective @ centre).to(torch.float32)
+        constants |= {"scale": scale, "raw": integers.to(torch.int8)}
+        constants["offset"] = -(effective @ _of_pixels(means, patch, rows)).to(torch.float32)
     return PatchWeight(
         constants, precision=precision, order=order, patch=patch, channels=channels, mean=means, std=stds
     )
@@ -280,16 +281,50 @@ def to_integers(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return integers, scale
 
 
-def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _wide(
+    rows: torch.Tensor, means: tuple[float, ...], stds: tuple[float, ...], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Constants of products in a type of 16 bits, from ``[N, K]``; gradients flow through them.
+
+    A weight that trains is not looked at on a GPU, for the host would have to wait in every step.
+    """
+    wide = rows if rows.dtype is torch.float64 else rows.to(torch.float32)
+    patch = math.isqrt(rows.shape[1] // len(means))
+    folded = wide / _of_pixels(stds, patch, wide)
+    if not (rows.is_cuda and rows.requires_grad and torch.is_grad_enabled()):
+        _check_finite(wide)
+        for values in (wide, folded):
+            _check_rounding(values.detach(), dtype)
+    raw = folded.to(dtype)
+    # No product, whose terms the device may round; neither FP32's few bits of a sum of some hundreds of terms.
+    offset = -(raw.to(wide.dtype) * _of_pixels(means, patch, wide)).sum(1)
+    return {"raw": raw, "normalised": rows.to(dtype, copy=True), "offset": offset.to(torch.float32)}
+
+
+def _of_pixels(values: tuple[float, ...], patch: int, like: torch.Tensor) -> torch.Tensor:
+    """``[K]``: a number of each channel, of pixels from 0 to 255."""
+    return of_channels(values, like, like.dtype).repeat_interleave(patch * patch) * 255
+
+
+def of_channels(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers as a tensor beside another, by fills: the host would wait for a copy, and CUDA graphs read it again."""
+    return torch.cat([like.new_full((1,), value, dtype=dtype) for value in values])
+
+
+def _check_finite(rows: torch.Tensor) -> None:
+    if not bool(torch.isfinite(rows).all()):
+        raise ValueError("weight has NaN or infinity: must be finite numbers")
+
+
+def _check_rounding(rows: torch.Tensor, dtype: torch.dtype) -> None:
     rounded = rows.to(dtype)
     if not bool(torch.isfinite(rounded).all()):
         raise ValueError(f"weight has numbers beyond the range of {dtype}")
-    if float((rounded.to(torch.float64) - rows).norm()) > _MOST_LOST * float(rows.norm()):
+    if float((rounded.to(torch.float64) - rows).norm()) > _MOST_LOST * float(rows.to(torch.float64).norm()):
         raise ValueError(
             f"weight has numbers too small for {dtype}, which would lose more than {_MOST_LOST:.0%} of them (those "
             "that uint8 pixels multiply are divided by 255 std): must be larger ones, or another precision"
         )
-    return rounded
 
 
 def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch.Tensor:

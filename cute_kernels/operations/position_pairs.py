@@ -45,7 +45,10 @@ def one_table(
         if low < -1 or high >= positions:
             raise ValueError(f"pos_index has numbers from {low} to {high}: must be -1 to {positions - 1}")
     codes = DERIVED.get(("position pairs", positions), (pos_index,), lambda: torch.unique(_codes(pos_index, positions)))
-    table = DERIVED.get(("sums of pairs",), sources, lambda: _sums(pos_embed, codes))
+    if pos_embed.requires_grad and torch.is_grad_enabled():
+        table = _sums(pos_embed, codes)  # not kept: gradients flow through it, once
+    else:
+        table = DERIVED.get(("sums of pairs",), sources, lambda: _sums(pos_embed, codes))
     index = DERIVED.get(("index of pairs", positions), (pos_index,), lambda: _index(pos_index, positions, codes))
     return table, index.view(rows)
 

@@ -13,15 +13,15 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 from cute_kernels.common.chips import CHIPS
 from cute_kernels.common.chips import Chip as Arch
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, PatchEmbedProblem
 from cute_kernels.plan.prediction import Prediction
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
-# `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
-# From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.operations.compile`), the argument
-# frame of a bound launch (`cute_kernels.operations.compile`), what the emulator registers as memory, and the facts of a
-# launch. It stands beside the plan, since which operands there are and of which type is decided there, and since both
-# those who compile and those who launch have to read it, without torch and without CuTe DSL.
+# `Plan.operands` is that table for one plan. From it follow the named tuple that CuTe DSL traces and the arguments of a
+# bound launch (both `cute_kernels.operations.compile`), the memory that the emulator registers, and the facts of a
+# launch. A stream comes after them. It stands beside the plan, since those who compile and those who launch read it,
+# without torch and without CuTe DSL.
 
 
 Kind = Literal["pointer", "value", "size"]
@@ -29,7 +29,7 @@ Kind = Literal["pointer", "value", "size"]
 
 @dataclass(frozen=True)
 class Operand:
-    """One parameter of a host function.
+    """What a host function takes by one name.
 
     Attributes:
         name: of the parameter, and of the address or number that a launch gives for it.
@@ -62,7 +62,7 @@ def sizes(**values: int) -> tuple[Operand, ...]:
 
 
 def profile_operand(stamps: int) -> Operand:
-    """Where warps write clock stamps (`cute_kernels.plan.base`); absent without stamps."""
+    """The array into which warps write clock stamps; absent without stamps."""
     return Operand("profile", "int64", alignment=8, present=stamps > 0, written=stamps > 0)
 
 
@@ -140,8 +140,7 @@ class Plan(ABC):
         operation: name of the operation, a key of `cute_kernels.plan.PLANNERS`.
         kernel: ``module:class`` of the CuTe DSL kernel, made from a plan. A name, because plans do without CuTe DSL.
         graph: ``module:function`` that gives the kernel's producer -> consumer graph.
-        profile: clock stamps that each warp may write, 0 in a kernel that is not profiled
-            (`cute_kernels.plan.base`).
+        profile: clock stamps that each warp may write, 0 in a kernel that is not profiled.
         k_block_bytes: of a K block, a row of SWIZZLE_128B.
         mma_k_bytes: K of one MMA: 32 elements of 8 bits, 16 of 16, 8 of TF32 (PTX ISA, wgmma and tcgen05.mma).
         swizzle_period: bytes after which SWIZZLE_128B repeats.
@@ -162,10 +161,8 @@ class Plan(ABC):
     swizzle_period: int = field(default=1024, kw_only=True)
     barrier_bytes: int = field(default=1024, kw_only=True)
 
-    @property
-    def ctas(self) -> int:
-        """CTAs of a cluster."""
-        return 1
+    ctas: ClassVar[int] = 1
+    """CTAs of a cluster."""
 
     @property
     def cluster(self) -> tuple[int, int, int]:
@@ -175,24 +172,13 @@ class Plan(ABC):
     def grid(self) -> tuple[int, int, int]:
         return (self.clusters * math.prod(self.cluster), 1, 1)
 
-    @property
-    def threads(self) -> int:
-        return len(self.roles) * LANES
-
-    @property
-    def sums_integers(self) -> bool:
-        """Accumulators are 32-bit integers and exact; otherwise FP32."""
-        return self.problem.in_dtype in LARGEST_PRODUCT
-
-    @property
-    def tile_k(self) -> int:
-        """Elements of K in a block."""
-        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
-
-    @property
-    def k_blocks(self) -> int:
-        """K blocks of a tile."""
-        return -(-self.problem.k // self.tile_k)
+    threads = number(lambda self: len(self.roles) * LANES)
+    sums_integers = flag(lambda self: self.problem.in_dtype in LARGEST_PRODUCT)
+    """Accumulators are 32-bit integers and exact; otherwise FP32."""
+    tile_k = number(lambda self: self.k_block_bytes // ITEMSIZE[self.problem.in_dtype])
+    """Elements of K in a block."""
+    k_blocks = number(lambda self: -(-self.problem.k // self.tile_k))
+    """K blocks of a tile."""
 
     @property
     def smem_bytes(self) -> int:
@@ -204,10 +190,8 @@ class Plan(ABC):
         """Regions of the allocated columns of tensor memory, in order; empty where the architecture has none."""
         return ()
 
-    @property
-    def resident_ctas(self) -> int:
-        """CTAs that fit the registers of a multiprocessor, as the kernel is compiled."""
-        return 1
+    resident_ctas: ClassVar[int] = 1
+    """CTAs that fit the registers of a multiprocessor, as the kernel is compiled."""
 
     @property
     def launches(self) -> tuple[Plan, ...]:
@@ -257,10 +241,8 @@ class Plan(ABC):
         blocks = self.config.stage_blocks
         return "stage_blocks", blocks, nbytes // (self.stage_bytes // blocks)
 
-    @property
-    def runs(self) -> str:
-        """Which kernels run, and why these where a problem may have others."""
-        return ", then ".join(part.operation for part in self.launches)
+    runs = text(lambda self: ", then ".join(part.operation for part in self.launches))
+    """Which kernels run, and why these where a problem may have others."""
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows (what, value) for people: tiles, launch, shared- and tensor-memory budget line by line."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import ACTIVATIONS, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -15,12 +15,10 @@ from cute_kernels.plan.base import (
     Field,
     Operand,
     Plan,
-    SmemRegion,
     reject,
     require,
     round_up,
     sizes,
-    smem_map,
 )
 from cute_kernels.plan.options import Option, ProblemOptions
 from cute_kernels.plan.shared_operands import StoreBuffers, check_store_stages
@@ -73,25 +71,15 @@ class GemmPlan(Plan):
             *sizes(m=p.m, n=p.n, k=p.k, batches=p.batches, clusters=self.clusters),
         )
 
-    @property
-    def multiplied_dtype(self) -> str:
-        """Element type that the tensor core multiplies; of float32 operands TF32."""
-        return "tfloat32" if self.problem.in_dtype == "float32" else self.problem.in_dtype
+    multiplied_dtype = text(lambda self: "tfloat32" if self.problem.in_dtype == "float32" else self.problem.in_dtype)
+    """Element type that the tensor core multiplies; of float32 operands TF32."""
+    b_dtype = text(lambda self: WEIGHT_TYPES.get(self.problem.in_dtype, self.multiplied_dtype))
+    """Element type of ``b`` in the tensor core."""
 
-    @property
-    def b_dtype(self) -> str:
-        """Element type of ``b`` in the tensor core."""
-        return WEIGHT_TYPES.get(self.problem.in_dtype, self.multiplied_dtype)
-
-    @property
-    def narrows(self) -> bool:
-        """The output is of 8 bits: a number of the call brings the results into its range."""
-        return ITEMSIZE[self.problem.out_dtype] == 1
-
-    @property
-    def column_vector(self) -> int:
-        """Neighbouring factors of columns that one load may bring, at most the four of 16 bytes."""
-        return math.gcd(self.problem.n, 4) if self.problem.column_scale else 1
+    narrows = flag(lambda self: ITEMSIZE[self.problem.out_dtype] == 1)
+    """The output is of 8 bits: a number of the call brings the results into its range."""
+    column_vector = number(lambda self: math.gcd(self.problem.n, 4) if self.problem.column_scale else 1)
+    """Neighbouring factors of columns that one load may bring, at most the four of 16 bytes."""
 
     @property
     def bias_vector(self) -> int:
@@ -108,38 +96,18 @@ class GemmPlan(Plan):
     def launch_facts(self) -> dict[str, Any]:
         return {"out_pitch": self.out_pitch}
 
-    @property
-    def mma_k(self) -> int:
-        """Elements of K of one tensor-core instruction: 32 bytes, of every element type and architecture."""
-        return self.mma_k_bytes // ITEMSIZE[self.problem.in_dtype]
-
-    @property
-    def m_tiles(self) -> int:
-        return -(-self.problem.m // self.cluster_rows)
-
-    @property
-    def n_tiles(self) -> int:
-        return -(-self.problem.n // self.cluster_columns)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of all batches together; a cluster computes one in each wave."""
-        return self.m_tiles * self.n_tiles * self.problem.batches
-
-    @property
-    def out_pitch(self) -> int:
-        """Elements from one output row to the next: N, rounded up to the 16 bytes that TMA asks of a row."""
-        return self._pitch(self.problem.out_dtype)
-
-    @property
-    def tma_residual(self) -> bool:
-        """TMA brings the residual to the store buffers; otherwise threads load it themselves."""
-        return False
-
-    @property
-    def residual_pitch(self) -> int:
-        """Elements from one row of the residual to the next, by the same rule."""
-        return self._pitch(self.problem.residual) if self.problem.residual else 0
+    mma_k = number(lambda self: self.mma_k_bytes // ITEMSIZE[self.problem.in_dtype])
+    """Elements of K of one tensor-core instruction: 32 bytes, of every element type and architecture."""
+    m_tiles = number(lambda self: -(-self.problem.m // self.cluster_rows))
+    n_tiles = number(lambda self: -(-self.problem.n // self.cluster_columns))
+    tiles = number(lambda self: self.m_tiles * self.n_tiles * self.problem.batches)
+    """Tiles of all batches together; a cluster computes one in each wave."""
+    out_pitch = number(lambda self: self._pitch(self.problem.out_dtype))
+    """Elements from one output row to the next: N, rounded up to the 16 bytes that TMA asks of a row."""
+    tma_residual: ClassVar[bool] = False
+    """TMA brings the residual to the store buffers; otherwise threads load it themselves."""
+    residual_pitch = number(lambda self: self._pitch(self.problem.residual) if self.problem.residual else 0)
+    """Elements from one row of the residual to the next, by the same rule."""
 
     def _pitch(self, dtype: str) -> int:
         return round_up(self.problem.n, VECTOR_BYTES // ITEMSIZE[dtype])
@@ -158,36 +126,6 @@ class GemmPlan(Plan):
 @dataclass(frozen=True)
 class StagedGemmPlan(GemmPlan, StoreBuffers):
     """A persistent GEMM: TMA fills stages of both operands, and empties store buffers."""
-
-    barrier_region: str = "barriers"
-
-    @property
-    def spare_barrier_bytes(self) -> int:
-        """Bytes of those of barriers that `first_smem` takes."""
-        return 0
-
-    @property
-    def first_smem(self) -> tuple[tuple[str, int, int], ...]:
-        """Regions between barriers and stages: name, bytes, alignment."""
-        return ()
-
-    @property
-    def more_smem(self) -> tuple[tuple[str, int, int], ...]:
-        """Regions after those that every dense GEMM has."""
-        return ()
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map(
-            (self.barrier_region, self.barrier_bytes - self.spare_barrier_bytes, 128),
-            *self.first_smem,
-            (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
-            (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
-            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
-            *self.more_smem,
-        )
 
 
 def _problem_of(residual: str, **values: Any) -> GemmProblem:

@@ -7,17 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import (
-    LANES,
-    Arch,
-    Field,
-    TmemRegion,
-    check_fields,
-    check_sm_count,
-    legal_plans,
-    reject,
-)
+from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, check_sm_count, legal_plans, reject
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
 from cute_kernels.plan.tiles import CtaPairs
@@ -49,58 +41,31 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     epilogue_warps: int = 4
     tmem_load_width: int = 32
     store_rows: int = LANES
-    barrier_region: str = "barriers and tensor-memory address"
+    barrier_region: ClassVar[str] = "barriers and tensor-memory address"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def mma_tiles(self) -> int:
-        """UMMA tiles of 256 rows in one tile of the pair; they share the stage of ``b``."""
-        return self.config.block_m // self.cta_m
-
-    @property
-    def mma_m(self) -> int:
-        return self.cta_m * self.cta_group
+    mma_tiles = number(lambda self: self.config.block_m // self.cta_m)
+    """UMMA tiles of 256 rows in one tile of the pair; they share the stage of ``b``."""
+    mma_m = number(lambda self: self.cta_m * self.cta_group)
 
     @property
     def pairs(self) -> tuple[int, int]:
         """CTA pairs of a cluster along rows and columns."""
         return self.config.cluster_m // self.cta_group, self.config.cluster_n
 
-    @property
-    def ctas(self) -> int:
-        return self.config.cluster_m * self.config.cluster_n
-
-    @property
-    def sharing_pairs(self) -> int:
-        return sum(self.pairs) - 1
-
-    @property
-    def cluster_rows(self) -> int:
-        return self.config.block_m * self.config.cluster_m
-
-    @property
-    def cluster_columns(self) -> int:
-        return self.config.tile_n * self.config.cluster_n
+    ctas = number(lambda self: self.config.cluster_m * self.config.cluster_n)
+    sharing_pairs = number(lambda self: sum(self.pairs) - 1)
+    cluster_rows = number(lambda self: self.config.block_m * self.config.cluster_m)
+    cluster_columns = number(lambda self: self.config.tile_n * self.config.cluster_n)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    @property
-    def a_stage_bytes(self) -> int:
-        return self.config.block_m * self.k_block_bytes
-
-    @property
-    def storing_warps(self) -> int:
-        return self.epilogue_warps
-
-    @property
-    def accumulators(self) -> int:
-        return self.config.accumulators
-
-    @property
-    def tmem_columns(self) -> int:
-        """Accumulators of every MMA tile, in the powers of two that tcgen05.alloc hands out."""
-        return self.accumulators * self.mma_tiles * self.config.tile_n
+    a_stage_bytes = number(lambda self: self.config.block_m * self.k_block_bytes)
+    storing_warps = number(lambda self: self.epilogue_warps)
+    accumulators = number(lambda self: self.config.accumulators)
+    tmem_columns = number(lambda self: self.accumulators * self.mma_tiles * self.config.tile_n)
+    """Accumulators of every MMA tile, in the powers of two that tcgen05.alloc hands out."""
 
     @property
     def tmem(self) -> tuple[TmemRegion, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import Arch, Field, Operand, check_fields, reject, require
@@ -35,10 +36,8 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
 
     config: Sm80GemmConfig
 
-    @property
-    def multiplied_dtype(self) -> str:
-        """FP32 is copied as it is: what rounds it to TF32 is the kernel."""
-        return self.problem.in_dtype
+    multiplied_dtype = text(lambda self: self.problem.in_dtype)
+    """FP32 is copied as it is: what rounds it to TF32 is the kernel."""
 
     @property
     def lane_columns(self) -> int:
@@ -66,15 +65,10 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
         """Stages that a slice of a tile takes, the last one of some with zeros."""
         return -(-super().k_blocks // self.config.split_k)
 
-    @property
-    def shared_tiles(self) -> int:
-        """Tiles whose slices are added."""
-        return self.tiles // self.config.split_k
-
-    @property
-    def partial_elements(self) -> int:
-        """Sums of a tile."""
-        return self.config.tile_m * self.config.tile_n
+    shared_tiles = number(lambda self: self.tiles // self.config.split_k)
+    """Tiles whose slices are added."""
+    partial_elements = number(lambda self: self.config.tile_m * self.config.tile_n)
+    """Sums of a tile."""
 
     @property
     def beside_clocks(self) -> float:
@@ -95,18 +89,10 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
         rounding = self.config.rounding if self.problem.in_dtype == "float32" else "truncate"
         return rounding != "truncate", rounding == "nearest"
 
-    @property
-    def cluster_rows(self) -> int:
-        return self.config.tile_m
-
-    @property
-    def cluster_columns(self) -> int:
-        return self.config.tile_n
-
-    @property
-    def tiles(self) -> int:
-        """Slices of all tiles."""
-        return self.m_tiles * self.n_tiles * self.problem.batches * self.config.split_k
+    cluster_rows = number(lambda self: self.config.tile_m)
+    cluster_columns = number(lambda self: self.config.tile_n)
+    tiles = number(lambda self: self.m_tiles * self.n_tiles * self.problem.batches * self.config.split_k)
+    """Slices of all tiles."""
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         rows = [("order", f"groups of {self.config.group_m} blocks of rows")]

@@ -14,17 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
+from cute_kernels.common.facts import number
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    Arch,
-    Field,
-    check_fields,
-    check_sm_count,
-    reject,
-    require,
-    round_up,
-)
+from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import (
     LEAST_ROW_BYTES,
@@ -65,18 +57,10 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def tile_m(self) -> int:
-        return self.config.tile_m
-
-    @property
-    def sharing_ctas(self) -> int:
-        """CTAs that load operands for each other: those of a cluster with the same slice of K."""
-        return self.config.cluster_m * self.config.cluster_n
-
-    @property
-    def ctas(self) -> int:
-        return self.sharing_ctas * self.config.split_k
+    tile_m = number(lambda self: self.config.tile_m)
+    sharing_ctas = number(lambda self: self.config.cluster_m * self.config.cluster_n)
+    """CTAs that load operands for each other: those of a cluster with the same slice of K."""
+    ctas = number(lambda self: self.sharing_ctas * self.config.split_k)
 
     @property
     def cluster_rows(self) -> int:
@@ -103,10 +87,8 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         least = max(SWIZZLE_ROWS * self.config.cluster_n, 1 << (self.problem.m - 1).bit_length())
         return least if 2 * least <= self.config.tile_m and self.config.cluster_m == 1 else self.config.tile_m
 
-    @property
-    def loaded_bytes(self) -> int:
-        """Bytes that complete on the barrier of a stage: its bytes but for the rows of ``a`` that are not loaded."""
-        return self.stage_bytes - (self.config.tile_m - self.loaded_rows) * self.k_block_bytes
+    loaded_bytes = number(lambda self: self.stage_bytes - (self.config.tile_m - self.loaded_rows) * self.k_block_bytes)
+    """Bytes that complete on the barrier of a stage: its bytes but for the rows of ``a`` that are not loaded."""
 
     @property
     def compiled_in(self) -> dict[str, Hashable]:
@@ -118,10 +100,8 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         residual = self.problem.residual
         return residual is not None and ITEMSIZE[residual] == ITEMSIZE[self.problem.out_dtype]
 
-    @property
-    def store_warps(self) -> int:
-        """Warps that fill a store buffer together: of a transposed tile each has 16 of its columns."""
-        return max(1, min(4, self.finished_warps)) if self.config.transposed else 1
+    store_warps = number(lambda self: max(1, min(4, self.finished_warps)) if self.config.transposed else 1)
+    """Warps that fill a store buffer together: of a transposed tile each has 16 of its columns."""
 
     @property
     def store_row_bytes(self) -> int:
@@ -135,37 +115,21 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
             return max(rows for rows in (16, 32, 48, 64) if self.config.tile_n % rows == 0)
         return super().store_rows
 
-    @property
-    def store_span(self) -> int:
-        """Columns of the accumulators that a store buffer takes."""
-        return self.store_rows if self.config.transposed else self.store_columns
-
-    @property
-    def regions_per_tile(self) -> int:
-        return self.mma_tiles * (self.config.tile_n // self.store_span)
+    store_span = number(lambda self: self.store_rows if self.config.transposed else self.store_columns)
+    """Columns of the accumulators that a store buffer takes."""
+    regions_per_tile = number(lambda self: self.mma_tiles * (self.config.tile_n // self.store_span))
 
     @property
     def staging_bytes(self) -> int:
         return super().staging_bytes // self.store_warps
 
-    @property
-    def store_buffer_bytes(self) -> int:
-        return self.store_rows * self.store_row_bytes
-
-    @property
-    def finished_warps(self) -> int:
-        """Consumer warps of a tile whose rows one CTA adds up and stores; the other CTAs' warps send it theirs."""
-        return self.storing_warps // self.config.split_k
-
-    @property
-    def partial_bytes(self) -> int:
-        """FP32 sums of one warp's rows over one slice of K."""
-        return self.mma_tiles * WARP_ROWS * self.config.tile_n * 4
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes that the other CTAs of a split send to one warp that finishes its rows."""
-        return (self.config.split_k - 1) * self.partial_bytes
+    store_buffer_bytes = number(lambda self: self.store_rows * self.store_row_bytes)
+    finished_warps = number(lambda self: self.storing_warps // self.config.split_k)
+    """Consumer warps of a tile whose rows one CTA adds up and stores; the other CTAs' warps send it theirs."""
+    partial_bytes = number(lambda self: self.mma_tiles * WARP_ROWS * self.config.tile_n * 4)
+    """FP32 sums of one warp's rows over one slice of K."""
+    received_bytes = number(lambda self: (self.config.split_k - 1) * self.partial_bytes)
+    """Bytes that the other CTAs of a split send to one warp that finishes its rows."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -174,23 +138,15 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         there = {"scale": p.row_scale} if self.config.transposed else {"scale": p.column_scale, "bias": p.bias}
         return tuple(kind for kind, is_there in there.items() if is_there)
 
-    @property
-    def keeping_groups(self) -> int:
-        """Groups of warps that each keep their own: those of a tile."""
-        return self.warpgroups if self.config.pingpong else 1
+    keeping_groups = number(lambda self: self.warpgroups if self.config.pingpong else 1)
+    """Groups of warps that each keep their own: those of a tile."""
+    kept_bytes = number(lambda self: len(self.kept) * self.config.tile_n * ITEMSIZE["float32"])
+    """Memory of one group."""
+    spare_barrier_bytes = number(lambda self: self.barrier_bytes // 2 if self.kept and not self.tma_residual else 0)
+    """Half, but for a residual's: 22 stages of the smallest tile and the sums of eight warps need 480 bytes.
 
-    @property
-    def kept_bytes(self) -> int:
-        """Memory of one group."""
-        return len(self.kept) * self.config.tile_n * ITEMSIZE["float32"]
-
-    @property
-    def spare_barrier_bytes(self) -> int:
-        """Half, but for a residual's: 22 stages of the smallest tile and the sums of eight warps need 480 bytes.
-
-        Two CTAs of one warpgroup, six stages and two slices of K fill a multiprocessor to the byte.
-        """
-        return self.barrier_bytes // 2 if self.kept and not self.tma_residual else 0
+    Two CTAs of one warpgroup, six stages and two slices of K fill a multiprocessor to the byte.
+    """
 
     @property
     def first_smem(self) -> tuple[tuple[str, int, int], ...]:

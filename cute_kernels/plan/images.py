@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Field, Operand, Plan, profile_operand, reject, require, round_up, sizes
 from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
@@ -90,10 +91,8 @@ class ImagesPlan(Plan):
             profile_operand(self.profile),
         )
 
-    @property
-    def weight_columns_of_k(self) -> int:
-        """Columns of the weight as the kernel reads it."""
-        return self.problem.k
+    weight_columns_of_k = number(lambda self: self.problem.k)
+    """Columns of the weight as the kernel reads it."""
 
     @property
     @abstractmethod
@@ -121,28 +120,14 @@ class GridTilesPlan(ImagesPlan):
         source = "strips" if self.problem.precision == "int8" else "gather"
         return f"{source}: one kernel reads the images"
 
-    @property
-    def tile_patches(self) -> int:
-        """Neighbouring patches of a grid row in a tile."""
-        return self.config.tile_patches
-
-    @property
-    def tile_images(self) -> int:
-        return self.config.tile_images
-
-    @property
-    def row_tiles(self) -> int:
-        """Tiles along a grid row; of the last one, patches beyond the image are loaded as zeros and not stored."""
-        return -(-self.problem.grid_width // self.tile_patches)
-
-    @property
-    def position_tiles(self) -> int:
-        """Tiles of an image."""
-        return self.row_tiles * self.problem.grid_height
-
-    @property
-    def image_tiles(self) -> int:
-        return -(-self.problem.batch // self.tile_images)
+    tile_patches = number(lambda self: self.config.tile_patches)
+    """Neighbouring patches of a grid row in a tile."""
+    tile_images = number(lambda self: self.config.tile_images)
+    row_tiles = number(lambda self: -(-self.problem.grid_width // self.tile_patches))
+    """Tiles along a grid row; of the last one, patches beyond the image are loaded as zeros and not stored."""
+    position_tiles = number(lambda self: self.row_tiles * self.problem.grid_height)
+    """Tiles of an image."""
+    image_tiles = number(lambda self: -(-self.problem.batch // self.tile_images))
 
 
 def check_images_problem(p: PatchEmbedImagesProblem) -> None:

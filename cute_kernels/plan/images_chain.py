@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import text
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Operand, Plan
 from cute_kernels.plan.images import PIXEL_TYPES, STRIP_PATCH, describe_problem
@@ -140,14 +141,9 @@ class RowsChainPlan(Plan):
         """The first kernel."""
         return plan_patchify(_pass_of(self.problem), self.arch)
 
-    @property
-    def order(self) -> str:
-        """Order of a patch's pixels in its row."""
-        return "hwc" if self.problem.channels_last else "chw"
-
-    @property
-    def runs(self) -> str:
-        return f"patchify, then patch_embed: {self.reason}"
+    order = text(lambda self: "hwc" if self.problem.channels_last else "chw")
+    """Order of a patch's pixels in its row."""
+    runs = text(lambda self: f"patchify, then patch_embed: {self.reason}")
 
     @property
     def launches(self) -> tuple[Plan, ...]:

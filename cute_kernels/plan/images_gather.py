@@ -14,22 +14,20 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.base import (
     Arch,
     Field,
-    SmemRegion,
     check_fields,
     check_sm_count,
     is_legal,
     reject,
     require,
     room_for_stages,
-    smem_map,
 )
 from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
 from cute_kernels.plan.shared_operands import (
@@ -55,6 +53,8 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:Sm90GatherKernel"
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gather_graph"
 
+    operand_names: ClassVar[tuple[str, str]] = ("patches", "weight")
+
     config: Sm90GatherConfig
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
@@ -64,20 +64,12 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
         c = self.config
         return c.tile_patches * c.tile_rows * c.tile_images
 
-    @property
-    def pieces(self) -> int:
-        """Pieces of a grid row in a tile, each of ``row_patches`` patches."""
-        return self.config.tile_patches // self.config.row_patches
-
-    @property
-    def box_rows(self) -> int:
-        """Pieces of a tile: rows of the operand in shared memory."""
-        return self.tile_m // self.config.row_patches
-
-    @property
-    def pixel_rows(self) -> int:
-        """Rows of a patch's pixels in one stage."""
-        return BLOCK_PIXELS // self.problem.patch
+    pieces = number(lambda self: self.config.tile_patches // self.config.row_patches)
+    """Pieces of a grid row in a tile, each of ``row_patches`` patches."""
+    box_rows = number(lambda self: self.tile_m // self.config.row_patches)
+    """Pieces of a tile: rows of the operand in shared memory."""
+    pixel_rows = number(lambda self: BLOCK_PIXELS // self.problem.patch)
+    """Rows of a patch's pixels in one stage."""
 
     @property
     def box(self) -> tuple[int, int, int, int, int]:
@@ -85,45 +77,19 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
         c = self.config
         return (c.row_patches * self.problem.patch, self.pieces, c.tile_rows, c.tile_images, self.pixel_rows)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of the operand in shared memory, and so of its swizzle: 32, 64 or 128."""
-        return 2 * self.box[0]
-
-    @property
-    def k_blocks(self) -> int:
-        return self.problem.k // BLOCK_PIXELS
-
-    @property
-    def position_tiles(self) -> int:
-        return self.row_tiles * self.column_tiles
-
-    @property
-    def column_tiles(self) -> int:
-        """Tiles along a column of the patch grid."""
-        return -(-self.problem.grid_height // self.config.tile_rows)
-
-    @property
-    def n_tiles(self) -> int:
-        return -(-self.problem.n // (self.config.cluster * self.config.tile_n))
-
-    @property
-    def tiles(self) -> int:
-        """Turns of a cluster, whose CTAs take neighbouring features of the same patches."""
-        return self.image_tiles * self.position_tiles * self.n_tiles
-
-    @property
-    def padded_n(self) -> int:
-        """Features rounded up to whole tiles, so that table reads need no bounds check."""
-        return self.n_tiles * self.config.cluster * self.config.tile_n
-
-    @property
-    def sharing_ctas(self) -> int:
-        return self.config.cluster
-
-    @property
-    def ctas(self) -> int:
-        return self.config.cluster
+    row_bytes = number(lambda self: 2 * self.box[0])
+    """Bytes of a row of the operand in shared memory, and so of its swizzle: 32, 64 or 128."""
+    k_blocks = number(lambda self: self.problem.k // BLOCK_PIXELS)
+    position_tiles = number(lambda self: self.row_tiles * self.column_tiles)
+    column_tiles = number(lambda self: -(-self.problem.grid_height // self.config.tile_rows))
+    """Tiles along a column of the patch grid."""
+    n_tiles = number(lambda self: -(-self.problem.n // (self.config.cluster * self.config.tile_n)))
+    tiles = number(lambda self: self.image_tiles * self.position_tiles * self.n_tiles)
+    """Turns of a cluster, whose CTAs take neighbouring features of the same patches."""
+    padded_n = number(lambda self: self.n_tiles * self.config.cluster * self.config.tile_n)
+    """Features rounded up to whole tiles, so that table reads need no bounds check."""
+    sharing_ctas = number(lambda self: self.config.cluster)
+    ctas = number(lambda self: self.config.cluster)
 
     # ---- output and table ------------------------------------------------------------------------------------------
 
@@ -143,19 +109,6 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     def table_shape(self) -> tuple[int, int] | None:
         """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
         return (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None
-
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map(
-            ("barriers", self.barrier_bytes, 128),
-            (f"patches: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
-            (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
-            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
-        )
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config

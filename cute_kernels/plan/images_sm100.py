@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.base import (
@@ -63,9 +64,7 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def cta_images(self) -> int:
-        return self.tile_images // self.cta_group
+    cta_images = number(lambda self: self.tile_images // self.cta_group)
 
     # ---- printing --------------------------------------------------------------------------------------------------
 

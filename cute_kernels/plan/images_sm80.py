@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig, longest_row
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import (
@@ -57,9 +58,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
     config: Sm80ImagesConfig
 
-    @property
-    def runs(self) -> str:
-        return "patches: one kernel reads the images"
+    runs = text(lambda self: "patches: one kernel reads the images")
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -74,39 +73,23 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         images = round_up(self.problem.batch, self.config.tile_images)
         return -(-images * self.problem.positions // self.config.tile_m)
 
-    @property
-    def n_tiles(self) -> int:
-        return -(-self.problem.n // self.config.tile_n)
+    n_tiles = number(lambda self: -(-self.problem.n // self.config.tile_n))
 
     @property
     def table_shape(self) -> tuple[int, int] | None:
         """``[positions, N]`` in row-major order of the patch grid, ``[1, N]`` of a bias alone; None without both."""
         return (self.problem.table_rows, self.problem.n) if self.problem.table_rows else None
 
-    @property
-    def pieces(self) -> int:
-        """Copies of a row of a patch: lanes side by side have one each."""
-        return self.problem.patch * ITEMSIZE[self.problem.in_dtype] // VECTOR_BYTES
-
-    @property
-    def patch_rows(self) -> int:
-        """Rows of a patch in a stage."""
-        return self.chunks // self.pieces
-
-    @property
-    def pass_patches(self) -> int:
-        """Patches that all threads copy at a time."""
-        return min(self.config.tile_m, self.team_threads // self.pieces)
-
-    @property
-    def parts(self) -> int:
-        """Threads that share the rows of one patch in a stage."""
-        return self.team_threads // self.pieces // self.pass_patches
-
-    @property
-    def tile_positions(self) -> int:
-        """Rows of the table that a tile adds."""
-        return self.config.tile_m // self.config.tile_images
+    pieces = number(lambda self: self.problem.patch * ITEMSIZE[self.problem.in_dtype] // VECTOR_BYTES)
+    """Copies of a row of a patch: lanes side by side have one each."""
+    patch_rows = number(lambda self: self.chunks // self.pieces)
+    """Rows of a patch in a stage."""
+    pass_patches = number(lambda self: min(self.config.tile_m, self.team_threads // self.pieces))
+    """Patches that all threads copy at a time."""
+    parts = number(lambda self: self.team_threads // self.pieces // self.pass_patches)
+    """Threads that share the rows of one patch in a stage."""
+    tile_positions = number(lambda self: self.config.tile_m // self.config.tile_images)
+    """Rows of the table that a tile adds."""
 
     @property
     def table_bytes(self) -> int:
@@ -135,9 +118,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
             return regions
         return (*regions, SmemRegion("table and scales of a tile", start + self.ring_bytes, self.table_bytes, 128))
 
-    @property
-    def teams(self) -> int:
-        return self.config.teams
+    teams = number(lambda self: self.config.teams)
 
     @property
     def clusters(self) -> int:

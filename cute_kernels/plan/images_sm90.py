@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.base import (
@@ -117,9 +118,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    @property
-    def stage_bytes(self) -> int:
-        return self.pixel_stage_bytes + self.weight_stage_bytes
+    stage_bytes = number(lambda self: self.pixel_stage_bytes + self.weight_stage_bytes)
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
@@ -135,27 +134,14 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     # ---- bias + position table -------------------------------------------------------------------------------------
 
-    @property
-    def table_registers(self) -> int:
-        """Table values of a thread for all columns of a tile."""
-        return 4 * self.table_period if self.problem.table_rows else 0
+    table_registers = number(lambda self: 4 * self.table_period if self.problem.table_rows else 0)
+    """Table values of a thread for all columns of a tile."""
+    holds_table = flag(lambda self: 0 < self.table_registers <= self.consumer_registers - self.needed_registers)
+    """The values stay in registers until the position changes; otherwise they are read where they are added."""
+    prefetches_table = flag(lambda self: self.holds_table)
+    tile_positions = number(lambda self: self.tile_patches)
 
-    @property
-    def holds_table(self) -> bool:
-        """The values stay in registers until the position changes; otherwise they are read where they are added."""
-        return 0 < self.table_registers <= self.consumer_registers - self.needed_registers
-
-    @property
-    def prefetches_table(self) -> bool:
-        return self.holds_table
-
-    @property
-    def tile_positions(self) -> int:
-        return self.tile_patches
-
-    @property
-    def rows_of_tiles(self) -> str:
-        return "position"
+    rows_of_tiles = text(lambda self: "position")
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cute_kernels.common.facts import flag, number
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
 from cute_kernels.plan.images import STRIP_PATCH, GridTilesPlan
@@ -68,33 +69,16 @@ class RowPart:
 class StripsPlan(GridTilesPlan, FeatureTiles):
     """Columns of a tile are its patches, image by image; features are the rows of the tensor core's result."""
 
-    @property
-    def tiles(self) -> int:
-        return self.image_tiles * self.position_tiles
-
-    @property
-    def pixel_bytes(self) -> int:
-        return ITEMSIZE[self.problem.in_dtype]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a patch side by side in memory: a row of its pixels, with all channels where these are last."""
-        return row_bytes(self.problem)
-
-    @property
-    def span(self) -> int:
-        """Bytes that such a row takes in shared memory and in K."""
-        return span_of(self.row_bytes)
-
-    @property
-    def gathers(self) -> bool:
-        """TMA gathers single rows of patches; otherwise a row of a box is that of neighbouring patches, a strip."""
-        return self.span > SPANS[0]
-
-    @property
-    def splits(self) -> bool:
-        """Rows come in two parts, each an operand of its own."""
-        return self.config.source == "split"
+    tiles = number(lambda self: self.image_tiles * self.position_tiles)
+    pixel_bytes = number(lambda self: ITEMSIZE[self.problem.in_dtype])
+    row_bytes = number(lambda self: row_bytes(self.problem))
+    """Bytes of a patch side by side in memory: a row of its pixels, with all channels where these are last."""
+    span = number(lambda self: span_of(self.row_bytes))
+    """Bytes that such a row takes in shared memory and in K."""
+    gathers = flag(lambda self: self.span > SPANS[0])
+    """TMA gathers single rows of patches; otherwise a row of a box is that of neighbouring patches, a strip."""
+    splits = flag(lambda self: self.config.source == "split")
+    """Rows come in two parts, each an operand of its own."""
 
     @property
     def row_parts(self) -> tuple[RowPart, ...]:
@@ -103,20 +87,12 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
         longer, shorter = SPLIT_SPANS[self.row_bytes]
         return (RowPart(0, longer, 0, SPLIT_BLOCKS - 1), RowPart(longer, shorter, SPLIT_BLOCKS - 1, 1))
 
-    @property
-    def row_span(self) -> int:
-        """Bytes of K that a row takes."""
-        return sum(part.span for part in self.row_parts)
-
-    @property
-    def repacks(self) -> bool:
-        """Warps lengthen the rows of patches between the strips that TMA loads and the operand."""
-        return self.row_bytes == REPACKED
-
-    @property
-    def operand_rows(self) -> int:
-        """Rows of a patch in the operand and in K."""
-        return REPACKED_ROWS if self.repacks else self.problem.patch
+    row_span = number(lambda self: sum(part.span for part in self.row_parts))
+    """Bytes of K that a row takes."""
+    repacks = flag(lambda self: self.row_bytes == REPACKED)
+    """Warps lengthen the rows of patches between the strips that TMA loads and the operand."""
+    operand_rows = number(lambda self: REPACKED_ROWS if self.repacks else self.problem.patch)
+    """Rows of a patch in the operand and in K."""
 
     @property
     def load_box(self) -> tuple[int, ...]:
@@ -135,37 +111,20 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
             return (REPACKED * self.tile_patches, self.cta_images, REPACKED, 1)
         return self.stage_box
 
-    @property
-    def load_bytes(self) -> int:
-        return math.prod(self.load_box) * self.pixel_bytes
+    load_bytes = number(lambda self: math.prod(self.load_box) * self.pixel_bytes)
+    load_pitch = number(lambda self: round_up(self.load_bytes, BLOCK_BYTES))
+    """From one such box in shared memory to the next; TMA writes to multiples of 128 bytes."""
+    load_stages = number(lambda self: self.config.stages)
+    """Stages of what TMA loads: those of the operand, unless warps stand between."""
+    planes = number(lambda self: 1 if self.problem.channels_last else self.problem.channels)
+    """Images of one channel that an image consists of in memory; one, where channels are last."""
+    k_blocks = number(lambda self: self.planes * self.operand_rows * self.row_span // BLOCK_BYTES)
+    """Parts of a patch, plane by plane."""
+    weight_columns_of_k = number(lambda self: self.planes * self.operand_rows * self.row_span // self.pixel_bytes)
+    """K counts the pixels of a patch by (plane, row, place in the row), rows zero-padded to their span.
 
-    @property
-    def load_pitch(self) -> int:
-        """From one such box in shared memory to the next; TMA writes to multiples of 128 bytes."""
-        return round_up(self.load_bytes, BLOCK_BYTES)
-
-    @property
-    def load_stages(self) -> int:
-        """Stages of what TMA loads: those of the operand, unless warps stand between."""
-        return self.config.stages
-
-    @property
-    def planes(self) -> int:
-        """Images of one channel that an image consists of in memory; one, where channels are last."""
-        return 1 if self.problem.channels_last else self.problem.channels
-
-    @property
-    def k_blocks(self) -> int:
-        """Parts of a patch, plane by plane."""
-        return self.planes * self.operand_rows * self.row_span // BLOCK_BYTES
-
-    @property
-    def weight_columns_of_k(self) -> int:
-        """K counts the pixels of a patch by (plane, row, place in the row), rows zero-padded to their span.
-
-        Of split rows by (plane, stage, part, row of the stage, place in the part).
-        """
-        return self.planes * self.operand_rows * self.row_span // self.pixel_bytes
+    Of split rows by (plane, stage, part, row of the stage, place in the part).
+    """
 
     @property
     def stage_rows(self) -> int:
@@ -173,29 +132,19 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
         blocks = SPLIT_BLOCKS if self.splits else self.config.stage_blocks
         return blocks * BLOCK_BYTES // self.row_span
 
-    @property
-    def tile_rows(self) -> int:
-        """Patches of a tile."""
-        return self.tile_patches * self.tile_images
-
-    @property
-    def cta_images(self) -> int:
-        """Images of a tile that one CTA has in its shared memory."""
-        return self.tile_images
-
-    @property
-    def cta_patches(self) -> int:
-        """Patches of a tile that one CTA has in its shared memory."""
-        return self.tile_patches * self.cta_images
+    tile_rows = number(lambda self: self.tile_patches * self.tile_images)
+    """Patches of a tile."""
+    cta_images = number(lambda self: self.tile_images)
+    """Images of a tile that one CTA has in its shared memory."""
+    cta_patches = number(lambda self: self.tile_patches * self.cta_images)
+    """Patches of a tile that one CTA has in its shared memory."""
 
     @property
     def stage_box(self) -> tuple[int, int, int, int]:
         """Elements of a row of all patches, images, rows and planes of the box that fills a stage."""
         return (self.row_span // self.pixel_bytes * self.tile_patches, self.cta_images, self.stage_rows, 1)
 
-    @property
-    def stages_per_plane(self) -> int:
-        return self.operand_rows // self.stage_rows
+    stages_per_plane = number(lambda self: self.operand_rows // self.stage_rows)
 
     @property
     def pixel_stage_bytes(self) -> int:
@@ -204,9 +153,7 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
             return REPACKED * self.row_span * self.cta_patches
         return math.prod(self.stage_box) * self.pixel_bytes
 
-    @property
-    def stage_bytes(self) -> int:
-        return self.pixel_stage_bytes
+    stage_bytes = number(lambda self: self.pixel_stage_bytes)
 
     @property
     def table_period(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from cute_kernels.common.facts import flag, number
 from cute_kernels.config import LAUNCH_ARGUMENT, Typed, longest_row
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Arch, Operand, Plan, SmemRegion, reject, sizes
 
@@ -44,18 +45,10 @@ class LayerNormScalePlan(Plan):
             *sizes(m=self.problem.m, k=self.problem.k),
         )
 
-    @property
-    def overlaps(self) -> bool:
-        """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
-        return self.arch.compute_capability >= (9, 0)
-
-    @property
-    def clusters(self) -> int:
-        return -(-self.problem.m // self.warps)
-
-    @property
-    def threads(self) -> int:
-        return self.warps * LANES
+    overlaps = flag(lambda self: self.arch.compute_capability >= (9, 0))
+    """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
+    clusters = number(lambda self: -(-self.problem.m // self.warps))
+    threads = number(lambda self: self.warps * LANES)
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -67,14 +68,10 @@ class PatchEmbedPlan(Plan):
     def launch_facts(self) -> dict[str, Any]:
         return {"table_shape": self.table_shape}
 
-    @property
-    def table_height(self) -> int:
-        """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
-        return self.problem.table_rows + self.problem.table_index
+    table_height = number(lambda self: self.problem.table_rows + self.problem.table_index)
+    """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
 
-    @property
-    def table_dtype(self) -> str:
-        return "float32" if self.config.epilogue == "f32" else "bfloat16"
+    table_dtype = text(lambda self: "float32" if self.config.epilogue == "f32" else "bfloat16")
 
     @property
     def memory_bytes(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, is_legal, reject, round_up
@@ -68,14 +69,9 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def cta_images(self) -> int:
-        """Images of a tile that one CTA loads, in flat order rows."""
-        return self.tile_images // self.cta_group
-
-    @property
-    def stage_bytes(self) -> int:
-        return self.cta_rows * self.k_block_bytes * self.config.stage_blocks
+    cta_images = number(lambda self: self.tile_images // self.cta_group)
+    """Images of a tile that one CTA loads, in flat order rows."""
+    stage_bytes = number(lambda self: self.cta_rows * self.k_block_bytes * self.config.stage_blocks)
 
     def position_of(self, row: int) -> int:
         """Position in a tile of one of its rows as `row_of` counts them."""

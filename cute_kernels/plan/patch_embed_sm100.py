@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.base import (
@@ -219,52 +220,24 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def cta_group(self) -> int:
-        return self.config.cta_group
-
-    @property
-    def tile_m(self) -> int:
-        return self.cta_m * self.cta_group
-
-    @property
-    def tile_rows(self) -> int:
-        return self.tile_m
-
-    @property
-    def cta_positions(self) -> int:
-        """Positions of the rows that one CTA loads: those of the tile are dealt out first, images where it has one."""
-        return max(self.config.tile_positions // self.cta_group, 1)
-
-    @property
-    def cta_images(self) -> int:
-        return self.cta_m // self.cta_positions
-
-    @property
-    def tile_n(self) -> int:
-        return self.config.tile_n
-
-    @property
-    def m_tiles(self) -> int:
-        """Blocks of images times blocks of positions, which run faster."""
-        return self.row_tiles * self.position_tiles
-
-    @property
-    def n_tiles(self) -> int:
-        return -(-self.problem.n // self.tile_n)
-
-    @property
-    def tiles(self) -> int:
-        return self.m_tiles * self.n_tiles
+    cta_group = number(lambda self: self.config.cta_group)
+    tile_m = number(lambda self: self.cta_m * self.cta_group)
+    tile_rows = number(lambda self: self.tile_m)
+    cta_positions = number(lambda self: max(self.config.tile_positions // self.cta_group, 1))
+    """Positions of the rows that one CTA loads: those of the tile are dealt out first, images where it has one."""
+    cta_images = number(lambda self: self.cta_m // self.cta_positions)
+    tile_n = number(lambda self: self.config.tile_n)
+    m_tiles = number(lambda self: self.row_tiles * self.position_tiles)
+    """Blocks of images times blocks of positions, which run faster."""
+    n_tiles = number(lambda self: -(-self.problem.n // self.tile_n))
+    tiles = number(lambda self: self.m_tiles * self.n_tiles)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
         return "tile_n", self.tile_n, min(FIELDS["tile_n"].legal)
 
-    @property
-    def a_stage_bytes(self) -> int:
-        return self.cta_m * self.k_block_bytes
+    a_stage_bytes = number(lambda self: self.cta_m * self.k_block_bytes)
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
@@ -277,29 +250,20 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
             ("output staging", self.staging_bytes, self.swizzle_period),
         )
 
-    @property
-    def tmem_columns(self) -> int:
-        """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
-        return self.accumulators * self.tile_n
+    tmem_columns = number(lambda self: self.accumulators * self.tile_n)
+    """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
 
     @property
     def tmem(self) -> tuple[TmemRegion, ...]:
         return tuple(TmemRegion(f"accumulator {i}", i * self.tile_n, self.tile_n) for i in range(self.accumulators))
 
-    @property
-    def padded_n(self) -> int:
-        """Columns rounded up to whole tiles, so that table reads need no bounds check."""
-        return self.n_tiles * self.tile_n
+    padded_n = number(lambda self: self.n_tiles * self.tile_n)
+    """Columns rounded up to whole tiles, so that table reads need no bounds check."""
 
     # ---- epilogue warps --------------------------------------------------------------------------------------------
 
-    @property
-    def epilogue_warps(self) -> int:
-        return self.config.epilogue_warps
-
-    @property
-    def warps(self) -> int:
-        return self.first_epilogue_warp + self.epilogue_warps
+    epilogue_warps = number(lambda self: self.config.epilogue_warps)
+    warps = number(lambda self: self.first_epilogue_warp + self.epilogue_warps)
 
     @cached_property
     def epilogue_columns(self) -> tuple[tuple[int, int], ...]:
@@ -319,10 +283,8 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
     # ---- staging ---------------------------------------------------------------------------------------------------
 
-    @property
-    def store_region_bytes(self) -> int:
-        """One staging region: 32 rows of 64 output columns, 128 bytes a row as SWIZZLE_128B needs."""
-        return LANES * STORE_COLUMNS * ITEMSIZE[self.problem.out_dtype]
+    store_region_bytes = number(lambda self: LANES * STORE_COLUMNS * ITEMSIZE[self.problem.out_dtype])
+    """One staging region: 32 rows of 64 output columns, 128 bytes a row as SWIZZLE_128B needs."""
 
     def store_buffers(self, columns: int) -> int:
         """Staging regions of a warp with so many columns."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedProblem, Sm80PatchEmbedConfig
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import Arch, Operand, check_fields
@@ -29,18 +30,10 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
         """Those of `PatchEmbedPlan.operands` without clock stamps."""
         return tuple(operand for operand in super().operands if operand.name != "profile")
 
-    @property
-    def m_tiles(self) -> int:
-        return -(-self.problem.m // self.config.tile_m)
-
-    @property
-    def n_tiles(self) -> int:
-        return -(-self.problem.n // self.config.tile_n)
-
-    @property
-    def padded_n(self) -> int:
-        """Columns of the table: those of the output, of which every lane reads whole vectors."""
-        return self.problem.n
+    m_tiles = number(lambda self: -(-self.problem.m // self.config.tile_m))
+    n_tiles = number(lambda self: -(-self.problem.n // self.config.tile_n))
+    padded_n = number(lambda self: self.problem.n)
+    """Columns of the table: those of the output, of which every lane reads whole vectors."""
 
     @property
     def table_shape(self) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan.base import (
     TWO_TILES,
@@ -51,24 +52,15 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def tile_positions(self) -> int:
-        return self.config.tile_positions
+    tile_positions = number(lambda self: self.config.tile_positions)
 
-    @property
-    def rows_of_tiles(self) -> str:
-        """Without positions a tile is consecutive rows, whatever the order is called."""
-        return "flat" if self.positions == 1 else self.config.order
+    rows_of_tiles = text(lambda self: "flat" if self.positions == 1 else self.config.order)
+    """Without positions a tile is consecutive rows, whatever the order is called."""
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    @property
-    def x_stage_bytes(self) -> int:
-        return self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks
-
-    @property
-    def stage_bytes(self) -> int:
-        return self.x_stage_bytes + self.weight_stage_bytes
+    x_stage_bytes = number(lambda self: self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks)
+    stage_bytes = number(lambda self: self.x_stage_bytes + self.weight_stage_bytes)
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
@@ -94,10 +86,8 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
         one_pair = self.config.order == "position" and self.config.tile_positions == 1
         return one_pair or self.needed_registers + self.table_registers <= self.consumer_registers
 
-    @property
-    def row_registers(self) -> int:
-        """Factors of a thread's rows of a tile."""
-        return self.config.tile_rows // 4 if self.problem.row_scale else 0
+    row_registers = number(lambda self: self.config.tile_rows // 4 if self.problem.row_scale else 0)
+    """Factors of a thread's rows of a tile."""
 
     @property
     def prefetches_rows(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from cute_kernels.common.facts import flag, number
 from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem, Typed
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -67,9 +68,7 @@ class PatchifyProblem(Typed):
     channels_last: bool = False
     order: PatchOrder = "chw"
 
-    @property
-    def positions(self) -> int:
-        return self.height // self.patch * (self.width // self.patch)
+    positions = number(lambda self: self.height // self.patch * (self.width // self.patch))
 
 
 def describe_images(p: PatchifyProblem | PatchEmbedImagesProblem) -> str:
@@ -105,13 +104,8 @@ class PatchifyPlan(Plan):
             *sizes(batch=p.batch, grid_rows=p.height // p.patch, grid_columns=p.width // p.patch),
         )
 
-    @property
-    def pixel_bytes(self) -> int:
-        return ITEMSIZE[self.problem.in_dtype]
-
-    @property
-    def element_bytes(self) -> int:
-        return ITEMSIZE[self.problem.out_dtype]
+    pixel_bytes = number(lambda self: ITEMSIZE[self.problem.in_dtype])
+    element_bytes = number(lambda self: ITEMSIZE[self.problem.out_dtype])
 
     @property
     def row_elements(self) -> int:
@@ -119,10 +113,8 @@ class PatchifyPlan(Plan):
         p = self.problem
         return round_up(p.channels * p.patch**2, ROW_BYTES // self.element_bytes)
 
-    @property
-    def vectors(self) -> int:
-        """16-byte vectors of a row of the result."""
-        return self.row_elements * self.element_bytes // VECTOR_BYTES
+    vectors = number(lambda self: self.row_elements * self.element_bytes // VECTOR_BYTES)
+    """16-byte vectors of a row of the result."""
 
     @property
     def gathers_vectors(self) -> bool:
@@ -137,10 +129,8 @@ class PatchifyPlan(Plan):
         # Where conversion alone makes vectors of the result of several units, dividing once per unit is cheap enough.
         return ragged and p.patch % 4 != 0 and whole_rows and fits and self.vectors <= self.threads
 
-    @property
-    def overlaps(self) -> bool:
-        """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
-        return self.arch.compute_capability >= (9, 0)
+    overlaps = flag(lambda self: self.arch.compute_capability >= (9, 0))
+    """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
 
     @property
     def compiled_in(self) -> dict[str, Hashable]:
@@ -171,9 +161,7 @@ class PatchifyPlan(Plan):
             return VECTOR_BYTES // self.element_bytes
         return max(WORD_BYTES, self.unit * self.element_bytes) // self.element_bytes
 
-    @property
-    def clusters(self) -> int:
-        return self.problem.batch * (self.problem.height // self.problem.patch)
+    clusters = number(lambda self: self.problem.batch * (self.problem.height // self.problem.patch))
 
     @property
     def roles(self) -> tuple[str, ...]:

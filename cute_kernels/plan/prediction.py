@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cute_kernels.common.facts import text
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -33,16 +35,12 @@ class Prediction:
         """Upper end of the range of microseconds."""
         return self.microseconds * (1 + self.error)
 
-    @property
-    def largest_part(self) -> str:
-        """The name of the part that takes most of the time. It bounds nothing: the time is the parts' sum."""
-        return max(self.parts, key=self.parts.__getitem__)
+    largest_part = text(lambda self: max(self.parts, key=self.parts.__getitem__))
+    """The name of the part that takes most of the time. It bounds nothing: the time is the parts' sum."""
 
     def __str__(self) -> str:
         share = self.parts[self.largest_part] / self.microseconds
         return f"{self.time}, of which {self.largest_part} {share:.0%}"
 
-    @property
-    def time(self) -> str:
-        """Time and range in words."""
-        return f"{self.microseconds:,.1f} us (modelled, {self.least:,.0f} to {self.most:,.0f})"
+    time = text(lambda self: f"{self.microseconds:,.1f} us (modelled, {self.least:,.0f} to {self.most:,.0f})")
+    """Time and range in words."""

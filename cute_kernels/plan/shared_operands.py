@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
-from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, room_for_stages, round_up, smem_rule
+from cute_kernels.common.facts import number
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    Plan,
+    SmemRegion,
+    reject,
+    require,
+    room_for_stages,
+    round_up,
+    smem_map,
+    smem_rule,
+)
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
@@ -33,35 +45,48 @@ of 2 x 1 (bench/results)."""
 class StoreBuffers(Plan):
     """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of ``store_row_bytes``."""
 
-    @property
-    @abstractmethod
-    def storing_warps(self) -> int:
-        """Warps of a CTA that store."""
+    barrier_region: ClassVar[str] = "barriers"
+    operand_names: ClassVar[tuple[str, str]] = ("a", "b")
+    spare_barrier_bytes: ClassVar[int] = 0
+    """Bytes of those of barriers that `first_smem` takes."""
+    first_smem: ClassVar[tuple[tuple[str, int, int], ...]] = ()
+    """Regions between barriers and stages: name, bytes, alignment."""
+    more_smem: ClassVar[tuple[tuple[str, int, int], ...]] = ()
+    """Regions behind all others."""
 
-    @property
-    @abstractmethod
-    def mma_tiles(self) -> int:
-        """Pieces of a tile along its rows that one storing warp stores one after another."""
+    storing_warps = number()
+    """Warps of a CTA that store."""
+    mma_tiles = number()
+    """Pieces of a tile along its rows that one storing warp stores one after another."""
 
     @property
     def store_row_bytes(self) -> int:
         """Row of a store buffer: 128 bytes, or 64 or 32 where the columns of a tile are no whole number of those."""
         return math.gcd(self.config.tile_n * ITEMSIZE[self.problem.out_dtype], SWIZZLE_BYTES)
 
-    @property
-    def store_columns(self) -> int:
-        """Output columns of one store buffer."""
-        return self.store_row_bytes // ITEMSIZE[self.problem.out_dtype]
+    store_columns = number(lambda self: self.store_row_bytes // ITEMSIZE[self.problem.out_dtype])
+    """Output columns of one store buffer."""
 
     @property
     def staging_bytes(self) -> int:
         """Store buffers of all warps that store."""
         return self.storing_warps * self.config.store_stages * self.store_rows * self.store_row_bytes
 
-    @property
-    def regions_per_tile(self) -> int:
-        """Store buffers that one storing warp fills per tile."""
-        return self.mma_tiles * (self.config.tile_n // self.store_columns)
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        c, (a, b) = self.config, self.operand_names
+        return smem_map(
+            (self.barrier_region, self.barrier_bytes - self.spare_barrier_bytes, 128),
+            *self.first_smem,
+            (f"{a}: {c.stages} stages", c.stages * self.a_stage_bytes, self.swizzle_period),
+            (f"{b}: {c.stages} stages", c.stages * self.b_stage_bytes, self.swizzle_period),
+            (f"output: {c.store_stages} stages", self.staging_bytes, self.swizzle_period),
+            *self.more_smem,
+        )
+
+    regions_per_tile = number(lambda self: self.mma_tiles * (self.config.tile_n // self.store_columns))
+    """Store buffers that one storing warp fills per tile."""
 
 
 @dataclass(frozen=True)
@@ -73,33 +98,16 @@ class WgmmaPair(StoreBuffers):
     next launch is ready when this one ends.
     """
 
-    @property
-    @abstractmethod
-    def tile_m(self) -> int:
-        """Rows of a tile of one CTA, or of one warpgroup with ``pingpong``."""
-
-    @property
-    def warpgroups(self) -> int:
-        """Consumer warpgroups."""
-        return 1 if self.tile_m == WARPGROUP_ROWS and not self.config.pingpong else 2
-
-    @property
-    def resident_ctas(self) -> int:
-        return 2 if self.warpgroups == 1 else 1
-
-    @property
-    def consumer_registers(self) -> int:
-        """With those of the producers no more than 65,536, or half of that."""
-        return 128 if self.warpgroups == 1 else 240
-
-    @property
-    def producer_registers(self) -> int:
-        return 24
-
-    @property
-    @abstractmethod
-    def sharing_ctas(self) -> int:
-        """CTAs that load operands for each other."""
+    tile_m = number()
+    """Rows of a tile of one CTA, or of one warpgroup with ``pingpong``."""
+    warpgroups = number(lambda self: 1 if self.tile_m == WARPGROUP_ROWS and not self.config.pingpong else 2)
+    """Consumer warpgroups."""
+    resident_ctas = number(lambda self: 2 if self.warpgroups == 1 else 1)
+    consumer_registers = number(lambda self: 128 if self.warpgroups == 1 else 240)
+    """With those of the producers no more than 65,536, or half of that."""
+    producer_registers: ClassVar[int] = 24
+    sharing_ctas = number()
+    """CTAs that load operands for each other."""
 
     @property
     def clusters(self) -> int:
@@ -109,55 +117,27 @@ class WgmmaPair(StoreBuffers):
             usable = max(self.ctas, usable * GPC_SHARE[0] // GPC_SHARE[1])
         return max(1, min(usable // self.ctas, self.tiles))
 
-    @property
-    def warpgroup_rows(self) -> int:
-        """Rows of the tile that one warpgroup computes."""
-        return self.tile_m if self.config.pingpong else self.tile_m // self.warpgroups
-
-    @property
-    def mma_tiles(self) -> int:
-        """WGMMAs of 64 rows per K step of a warpgroup."""
-        return self.warpgroup_rows // WARPGROUP_ROWS
+    warpgroup_rows = number(lambda self: self.tile_m if self.config.pingpong else self.tile_m // self.warpgroups)
+    """Rows of the tile that one warpgroup computes."""
+    mma_tiles = number(lambda self: self.warpgroup_rows // WARPGROUP_ROWS)
+    """WGMMAs of 64 rows per K step of a warpgroup."""
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
         return ("mma",) * (4 * self.warpgroups) + ("load", "idle", "idle", "idle")
 
-    @property
-    def load_warp(self) -> int:
-        return 4 * self.warpgroups
-
-    @property
-    def accumulator_registers(self) -> int:
-        return self.warpgroup_rows * self.config.tile_n // 128
-
-    @property
-    def a_stage_bytes(self) -> int:
-        return self.tile_m * SWIZZLE_BYTES
-
-    @property
-    def b_stage_bytes(self) -> int:
-        return self.config.tile_n * SWIZZLE_BYTES
-
-    @property
-    def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA, its own and those multicast to it."""
-        return self.a_stage_bytes + self.b_stage_bytes
-
-    @property
-    def store_rows(self) -> int:
-        """Rows of a store buffer: those of a WGMMA whose accumulators a warp has."""
-        return WARP_ROWS
-
-    @property
-    def loaded_bytes(self) -> int:
-        """Bytes that complete on the barrier of a stage."""
-        return self.stage_bytes
-
-    @property
-    def storing_warps(self) -> int:
-        return 4 * self.warpgroups
+    load_warp = number(lambda self: 4 * self.warpgroups)
+    accumulator_registers = number(lambda self: self.warpgroup_rows * self.config.tile_n // 128)
+    a_stage_bytes = number(lambda self: self.tile_m * SWIZZLE_BYTES)
+    b_stage_bytes = number(lambda self: self.config.tile_n * SWIZZLE_BYTES)
+    stage_bytes = number(lambda self: self.a_stage_bytes + self.b_stage_bytes)
+    """Operand bytes of one stage in one CTA, its own and those multicast to it."""
+    store_rows: ClassVar[int] = WARP_ROWS
+    """Rows of a store buffer: those of a WGMMA whose accumulators a warp has."""
+    loaded_bytes = number(lambda self: self.stage_bytes)
+    """Bytes that complete on the barrier of a stage."""
+    storing_warps = number(lambda self: 4 * self.warpgroups)
 
 
 def check_store_stages(plan: StoreBuffers) -> None:

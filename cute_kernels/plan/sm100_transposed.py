@@ -7,12 +7,12 @@ an accumulator. The parts of such kernels are in `cute_kernels.kernels.sm100.tra
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import WEIGHT_TYPES, Sm100ImagesConfig, Sm100ResidentConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.b200 import MACS_PER_CLOCK
@@ -66,44 +66,24 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     lanes: int = TMEM_LANES
     epilogue_warps: int = 4
 
-    @property
-    @abstractmethod
-    def tile_rows(self) -> int:
-        """Rows of ``x`` in a tile."""
+    tile_rows = number()
+    """Rows of ``x`` in a tile."""
+    stage_bytes = number()
+    """Operand bytes of one stage in one CTA."""
 
-    @property
-    @abstractmethod
-    def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA."""
+    weight_dtype = text(lambda self: WEIGHT_TYPES[self.problem.in_dtype])
+    """Element type of the weight, as torch names it."""
 
-    @property
-    def weight_dtype(self) -> str:
-        """Element type of the weight, as torch names it."""
-        return WEIGHT_TYPES[self.problem.in_dtype]
-
-    @property
-    def features(self) -> int:
-        return self.lanes
-
-    @property
-    def cta_group(self) -> int:
-        return self.config.cta_group
-
-    @property
-    def ctas(self) -> int:
-        return self.cta_group
+    features = number(lambda self: self.lanes)
+    cta_group = number(lambda self: self.config.cta_group)
+    ctas = number(lambda self: self.cta_group)
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def columns(self) -> int:
-        """Columns of an accumulator: the rows of a tile."""
-        return self.tile_rows
-
-    @property
-    def cta_rows(self) -> int:
-        """Rows of a tile that one CTA has in its shared memory."""
-        return self.tile_rows // self.cta_group
+    columns = number(lambda self: self.tile_rows)
+    """Columns of an accumulator: the rows of a tile."""
+    cta_rows = number(lambda self: self.tile_rows // self.cta_group)
+    """Rows of a tile that one CTA has in its shared memory."""
 
     @cached_property
     def mma_spans(self) -> tuple[tuple[int, int], ...]:
@@ -127,24 +107,13 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weight of a CTA's features, whichever memory they stay in."""
-        return self.lanes * self.k_blocks * self.k_block_bytes
-
-    @property
-    def weight_columns(self) -> int:
-        """Columns of tensor memory of the weight: a lane has that of its feature, four bytes of K in a column."""
-        return self.k_blocks * self.k_block_bytes // 4 if self.config.weight == "tmem" else 0
-
-    @property
-    def accumulator_columns(self) -> int:
-        return self.config.accumulators * self.columns
-
-    @property
-    def tmem_columns(self) -> int:
-        """Columns allocated, in the powers of two that tcgen05.alloc hands out, from 32 on."""
-        return max(32, 1 << (self.accumulator_columns + self.weight_columns - 1).bit_length())
+    weight_bytes = number(lambda self: self.lanes * self.k_blocks * self.k_block_bytes)
+    """Bytes of the weight of a CTA's features, whichever memory they stay in."""
+    weight_columns = number(lambda self: self.k_blocks * self.k_block_bytes // 4 if self.config.weight == "tmem" else 0)
+    """Columns of tensor memory of the weight: a lane has that of its feature, four bytes of K in a column."""
+    accumulator_columns = number(lambda self: self.config.accumulators * self.columns)
+    tmem_columns = number(lambda self: max(32, 1 << (self.accumulator_columns + self.weight_columns - 1).bit_length()))
+    """Columns allocated, in the powers of two that tcgen05.alloc hands out, from 32 on."""
 
     @property
     def tmem(self) -> tuple[TmemRegion, ...]:
@@ -154,15 +123,10 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
             regions.append(TmemRegion("weight", self.weight_column, self.weight_columns))
         return tuple(regions)
 
-    @property
-    def weight_column(self) -> int:
-        """The first column of the weight, which has the last ones."""
-        return self.tmem_columns - self.weight_columns
-
-    @property
-    def staging_bytes(self) -> int:
-        """Staging of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
-        return round_up(self.columns * LANES * ITEMSIZE[self.problem.out_dtype], 512)
+    weight_column = number(lambda self: self.tmem_columns - self.weight_columns)
+    """The first column of the weight, which has the last ones."""
+    staging_bytes = number(lambda self: round_up(self.columns * LANES * ITEMSIZE[self.problem.out_dtype], 512))
+    """Staging of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
@@ -205,10 +169,8 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         staged = self.epilogue_warps * self.columns * LANES * ITEMSIZE[self.problem.out_dtype]
         return 2 * staged // WAVEFRONT
 
-    @property
-    def table_wavefronts(self) -> int:
-        """Wavefronts of loads of the table in a CTA and tile; 0 where they are few."""
-        return 0
+    table_wavefronts: ClassVar[int] = 0
+    """Wavefronts of loads of the table in a CTA and tile; 0 where they are few."""
 
     # ---- printing --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import Sm80Config
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -52,58 +53,38 @@ class Sm80Plan(Plan):
 
     config: Sm80Config
 
-    @property
-    def multiplied(self) -> str:
-        """Element type of A, as torch names it."""
-        return self.problem.in_dtype
+    multiplied = text(lambda self: self.problem.in_dtype)
+    """Element type of A, as torch names it."""
 
-    @property
-    def tiles(self) -> int:
-        """Turns of a CTA, all CTAs together."""
-        return self.m_tiles * self.n_tiles
+    tiles = number(lambda self: self.m_tiles * self.n_tiles)
+    """Turns of a CTA, all CTAs together."""
 
     @property
     def rounds(self) -> tuple[bool, bool]:
         """Whether the CTA rounds what it has copied of A, and of B."""
         return False, False
 
-    @property
-    def rounds_fragments(self) -> bool:
-        """Fragments are rounded, by one instruction a register; before it existed, stages are in shared memory.
+    rounds_fragments = flag(lambda self: self.arch.compute_capability >= (9, 0))
+    """Fragments are rounded, by one instruction a register; before it existed, stages are in shared memory.
 
-        ``cvt.rn.tf32`` is of sm_90 and later (PTX ISA). Every warp rounds what it reads again, but shared memory, which
-        the products keep busy, is not read and written once more.
-        """
-        return self.arch.compute_capability >= (9, 0)
-
-    @property
-    def clusters(self) -> int:
-        """CTAs that are resident at once and take tiles in turn."""
-        return min(self.tiles, self.sm_count * self.config.resident_ctas)
-
-    @property
-    def overlaps(self) -> bool:
-        """A tile has as many blocks of K as are copied ahead: then those of the next tile are, under its end."""
-        return self.k_blocks >= self.config.stages - 1
+    ``cvt.rn.tf32`` is of sm_90 and later (PTX ISA). Every warp rounds what it reads again, but shared memory, which
+    the products keep busy, is not read and written once more.
+    """
+    clusters = number(lambda self: min(self.tiles, self.sm_count * self.config.resident_ctas))
+    """CTAs that are resident at once and take tiles in turn."""
+    overlaps = flag(lambda self: self.k_blocks >= self.config.stages - 1)
+    """A tile has as many blocks of K as are copied ahead: then those of the next tile are, under its end."""
 
     @property
     def compiled_in(self) -> dict[str, Hashable]:
         return super().compiled_in | {"overlaps": self.overlaps}
 
-    @property
-    def teams(self) -> int:
-        """Groups of warps of a CTA that take tiles of their own."""
-        return 1
-
-    @property
-    def keeps_b(self) -> bool:
-        """B of all K is copied once and serves all teams: the tiles of a CTA have the same columns."""
-        return self.teams > 1
-
-    @property
-    def team_threads(self) -> int:
-        """Threads that compute a tile."""
-        return self.config.warps_m * self.config.warps_n * LANES
+    teams: ClassVar[int] = 1
+    """Groups of warps of a CTA that take tiles of their own."""
+    keeps_b = flag(lambda self: self.teams > 1)
+    """B of all K is copied once and serves all teams: the tiles of a CTA have the same columns."""
+    team_threads = number(lambda self: self.config.warps_m * self.config.warps_n * LANES)
+    """Threads that compute a tile."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -111,74 +92,42 @@ class Sm80Plan(Plan):
 
     # ---- a warp's tile ----------------------------------------------------------------------------------------------
 
-    @property
-    def warp_m(self) -> int:
-        return self.config.tile_m // self.config.warps_m
-
-    @property
-    def warp_n(self) -> int:
-        return self.config.tile_n // self.config.warps_n
-
-    @property
-    def lane_columns(self) -> int:
-        """Neighbouring columns that a lane's accumulators hold: 16 bytes of output, so that nothing is exchanged."""
-        return VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype]
-
-    @property
-    def accumulators(self) -> int:
-        """Registers of a thread that hold sums."""
-        return self.warp_m * self.warp_n // LANES
+    warp_m = number(lambda self: self.config.tile_m // self.config.warps_m)
+    warp_n = number(lambda self: self.config.tile_n // self.config.warps_n)
+    lane_columns = number(lambda self: VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype])
+    """Neighbouring columns that a lane's accumulators hold: 16 bytes of output, so that nothing is exchanged."""
+    accumulators = number(lambda self: self.warp_m * self.warp_n // LANES)
+    """Registers of a thread that hold sums."""
 
     # ---- shared memory ----------------------------------------------------------------------------------------------
 
-    @property
-    def k_bytes(self) -> int:
-        return self.problem.k * ITEMSIZE[self.multiplied]
-
-    @property
-    def k_blocks(self) -> int:
-        """Stages that a tile takes."""
-        return -(-self.k_bytes // self.config.row_bytes)
-
-    @property
-    def chunks(self) -> int:
-        """Copies of 16 bytes in a row of a stage."""
-        return self.config.row_bytes // VECTOR_BYTES
-
-    @property
-    def pass_rows(self) -> int:
-        """Rows of an operand that all threads copy at a time."""
-        return self.team_threads // self.chunks
+    k_bytes = number(lambda self: self.problem.k * ITEMSIZE[self.multiplied])
+    k_blocks = number(lambda self: -(-self.k_bytes // self.config.row_bytes))
+    """Stages that a tile takes."""
+    chunks = number(lambda self: self.config.row_bytes // VECTOR_BYTES)
+    """Copies of 16 bytes in a row of a stage."""
+    pass_rows = number(lambda self: self.team_threads // self.chunks)
+    """Rows of an operand that all threads copy at a time."""
 
     @property
     def stage_bytes(self) -> int:
         rows = self.config.tile_m + (0 if self.keeps_b else self.config.tile_n)
         return rows * self.config.row_bytes
 
-    @property
-    def ring_bytes(self) -> int:
-        """Bytes of all stages."""
-        return self.config.stages * self.stage_bytes
-
-    @property
-    def kept_block_bytes(self) -> int:
-        """Bytes of a block of B that is kept."""
-        return self.config.tile_n * self.config.row_bytes
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of B in front of the stages, if it is kept."""
-        return self.k_blocks * self.kept_block_bytes if self.keeps_b else 0
+    ring_bytes = number(lambda self: self.config.stages * self.stage_bytes)
+    """Bytes of all stages."""
+    kept_block_bytes = number(lambda self: self.config.tile_n * self.config.row_bytes)
+    """Bytes of a block of B that is kept."""
+    kept_bytes = number(lambda self: self.k_blocks * self.kept_block_bytes if self.keeps_b else 0)
+    """Bytes of B in front of the stages, if it is kept."""
 
     @property
     def beside_clocks(self) -> float:
         """Modelled clocks of a launch besides its stages and the stores of its tiles."""
         return self.kept_bytes * KEPT_BYTE_CLOCKS
 
-    @property
-    def team_bytes(self) -> int:
-        """Bytes of shared memory that a team has for itself."""
-        return sum(region.nbytes for region in self.team_smem(0))
+    team_bytes = number(lambda self: sum(region.nbytes for region in self.team_smem(0)))
+    """Bytes of shared memory that a team has for itself."""
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:

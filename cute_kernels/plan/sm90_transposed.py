@@ -10,6 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import flag, number
 from cute_kernels.plan.base import ITEMSIZE, reject, room_for_stages
 from cute_kernels.plan.tiles import FeatureTiles
 
@@ -45,116 +46,69 @@ class TransposedPlan(FeatureTiles):
 
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_graph"
 
-    @property
-    @abstractmethod
-    def tile_rows(self) -> int:
-        """Rows of ``x`` in a tile, the N of a WGMMA."""
-
-    @property
-    def resident(self) -> bool:
-        """The weight stays in registers; otherwise it comes through the stages with ``x``."""
-        return self.config.weight == "registers"
-
-    @property
-    @abstractmethod
-    def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA; all of them complete on this CTA's full barrier."""
+    tile_rows = number()
+    """Rows of ``x`` in a tile, the N of a WGMMA."""
+    resident = flag(lambda self: self.config.weight == "registers")
+    """The weight stays in registers; otherwise it comes through the stages with ``x``."""
+    stage_bytes = number()
+    """Operand bytes of one stage in one CTA; all of them complete on this CTA's full barrier."""
 
     @property
     def weight_stage_bytes(self) -> int:
         """Bytes of a streamed weight in a stage."""
         return 0 if self.resident else self.features * self.k_block_bytes * self.config.stage_blocks
 
-    @property
-    def staging_bytes(self) -> int:
-        """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
-        return self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
+    staging_bytes = number(lambda self: self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype])
+    """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
 
     def multiplies(self, block: int, step: int) -> bool:
         """Whether a step of ``mma_k_bytes`` of a K block of every stage is multiplied: one of zeros need not be."""
         return True
 
-    @property
-    @abstractmethod
-    def tile_positions(self) -> int:
-        """Neighbouring positions that a tile has of each of its images."""
+    tile_positions = number()
+    """Neighbouring positions that a tile has of each of its images."""
 
     @property
     @abstractmethod
     def rows_of_tiles(self) -> str:
         """``"position"``: the rows of a tile are images at its positions; ``"flat"``: consecutive rows."""
 
-    @property
-    @abstractmethod
-    def table_registers(self) -> int:
-        """Table values of a thread for a tile."""
-
-    @property
-    @abstractmethod
-    def prefetches_table(self) -> bool:
-        """None of these values is awaited in the epilogue."""
-
-    @property
-    def features(self) -> int:
-        return self.config.warpgroups * WARPGROUP_FEATURES
-
-    @property
-    def ctas(self) -> int:
-        return self.config.cluster
+    table_registers = number()
+    """Table values of a thread for a tile."""
+    prefetches_table = flag()
+    """None of these values is awaited in the epilogue."""
+    features = number(lambda self: self.config.warpgroups * WARPGROUP_FEATURES)
+    ctas = number(lambda self: self.config.cluster)
 
     # ---- warps -----------------------------------------------------------------------------------------------------
 
-    @property
-    def stage_ctas(self) -> int:
-        """CTAs that fill a stage of operands, and so wait for it to be free: those of the cluster, by multicast."""
-        return self.config.cluster
+    stage_ctas = number(lambda self: self.config.cluster)
+    """CTAs that fill a stage of operands, and so wait for it to be free: those of the cluster, by multicast."""
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
         return ("mma",) * (4 * self.config.warpgroups) + ("load", "idle", "idle", "idle")
 
-    @property
-    def load_warp(self) -> int:
-        return 4 * self.config.warpgroups
+    load_warp = number(lambda self: 4 * self.config.warpgroups)
+    consumer_registers = number(lambda self: CONSUMER_REGISTERS[self.config.warpgroups])
+    producer_registers = number(lambda self: PRODUCER_REGISTERS[self.config.warpgroups])
+    handover_stage = number(lambda self: min(self.tile_stages - 1, max(0, self.config.stages - self.tile_stages + 1)))
+    """Stage of a tile after whose issue the next warpgroup may begin the same tile.
 
-    @property
-    def consumer_registers(self) -> int:
-        return CONSUMER_REGISTERS[self.config.warpgroups]
-
-    @property
-    def producer_registers(self) -> int:
-        return PRODUCER_REGISTERS[self.config.warpgroups]
-
-    @property
-    def handover_stage(self) -> int:
-        """Stage of a tile after whose issue the next warpgroup may begin the same tile.
-
-        The last one where the ring holds two tiles: then one warpgroup has the tensor cores to itself while another
-        stores. With a shorter ring an earlier one, since a stage is free only when every warpgroup has read it.
-        """
-        return min(self.tile_stages - 1, max(0, self.config.stages - self.tile_stages + 1))
+    The last one where the ring holds two tiles: then one warpgroup has the tensor cores to itself while another
+    stores. With a shorter ring an earlier one, since a stage is free only when every warpgroup has read it.
+    """
 
     # ---- registers -------------------------------------------------------------------------------------------------
 
-    @property
-    def accumulator_registers(self) -> int:
-        return self.tile_rows // 2
-
-    @property
-    def weight_registers(self) -> int:
-        """Registers per thread of resident weight fragments."""
-        return self.k_blocks * BLOCK_REGISTERS if self.resident else 0
-
-    @property
-    def needed_registers(self) -> int:
-        """Registers that a consumer thread holds through a tile."""
-        return self.weight_registers + self.accumulator_registers + ADDRESSING_REGISTERS
-
-    @property
-    def entry_registers(self) -> int:
-        """Registers of a thread before setmaxnreg takes effect, which its WGMMAs' accumulators have to fit as well."""
-        return self.arch.register_file // self.threads // 8 * 8
+    accumulator_registers = number(lambda self: self.tile_rows // 2)
+    weight_registers = number(lambda self: self.k_blocks * BLOCK_REGISTERS if self.resident else 0)
+    """Registers per thread of resident weight fragments."""
+    needed_registers = number(lambda self: self.weight_registers + self.accumulator_registers + ADDRESSING_REGISTERS)
+    """Registers that a consumer thread holds through a tile."""
+    entry_registers = number(lambda self: self.arch.register_file // self.threads // 8 * 8)
+    """Registers of a thread before setmaxnreg takes effect, which its WGMMAs' accumulators have to fit as well."""
 
 
 def check_barriers(plan: TransposedPlan) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Hashable
 from typing import ClassVar
 
+from cute_kernels.common.facts import flag, number
 from cute_kernels.plan.base import Plan
 
 CORE_COLUMNS = 8
@@ -19,29 +19,15 @@ class FeatureTiles(Plan):
     feature groups walk the tiles in the same order, so that ``x`` comes from DRAM once and from L2 afterwards.
     """
 
-    @property
-    @abstractmethod
-    def features(self) -> int:
-        """Output features of one CTA."""
-
-    @property
-    @abstractmethod
-    def tiles(self) -> int:
-        """Tiles of ``x``; each is taken once by every feature group."""
-
-    @property
-    def n_tiles(self) -> int:
-        return -(-self.problem.n // self.features)
-
-    @property
-    def feature_groups(self) -> int:
-        """Feature groups, which together have all features."""
-        return -(-self.n_tiles // self.ctas)
-
-    @property
-    def padded_n(self) -> int:
-        """Features rounded up to what all CTAs together compute, so that table reads need no bounds check."""
-        return self.feature_groups * self.ctas * self.features
+    features = number()
+    """Output features of one CTA."""
+    tiles = number()
+    """Tiles of ``x``; each is taken once by every feature group."""
+    n_tiles = number(lambda self: -(-self.problem.n // self.features))
+    feature_groups = number(lambda self: -(-self.n_tiles // self.ctas))
+    """Feature groups, which together have all features."""
+    padded_n = number(lambda self: self.feature_groups * self.ctas * self.features)
+    """Features rounded up to what all CTAs together compute, so that table reads need no bounds check."""
 
     @property
     def clusters(self) -> int:
@@ -49,15 +35,10 @@ class FeatureTiles(Plan):
         of_group = self.sm_count // self.ctas // self.feature_groups
         return max(1, min(of_group, self.tiles)) * self.feature_groups
 
-    @property
-    def tile_stages(self) -> int:
-        """Stages that one tile takes."""
-        return -(-self.k_blocks // self.config.stage_blocks)
-
-    @property
-    def ring_blocks(self) -> int:
-        """K blocks of all stages."""
-        return self.config.stages * self.config.stage_blocks
+    tile_stages = number(lambda self: -(-self.k_blocks // self.config.stage_blocks))
+    """Stages that one tile takes."""
+    ring_blocks = number(lambda self: self.config.stages * self.config.stage_blocks)
+    """K blocks of all stages."""
 
 
 # --- what plans share whose tiles are images at neighbouring positions, or consecutive rows --------------------------
@@ -66,42 +47,19 @@ class FeatureTiles(Plan):
 class RowTiles(Plan):
     """In position order a tile is `tile_images` images at ``tile_positions`` positions; in flat order rows are rows."""
 
-    @property
-    @abstractmethod
-    def tile_rows(self) -> int:
-        """Rows of a tile."""
-
-    @property
-    def positions(self) -> int:
-        """Positions that the tile order walks: 1 in flat order, where a row is a row."""
-        return max(self.problem.table_rows, 1) if self.config.order == "position" else 1
-
-    @property
-    def rows_per_position(self) -> int:
-        """Images in position order, all rows in flat order."""
-        return self.problem.m // self.positions
-
-    @property
-    def tile_images(self) -> int:
-        """Rows of a tile at each of its positions: images in position order, all rows in flat order."""
-        return self.tile_rows // self.config.tile_positions
-
-    @property
-    def row_tiles(self) -> int:
-        return -(-self.rows_per_position // self.tile_images)
-
-    @property
-    def position_tiles(self) -> int:
-        return -(-self.positions // self.config.tile_positions)
-
-    @property
-    def tiles(self) -> int:
-        return self.row_tiles * self.position_tiles
-
-    @property
-    def positions_in_order(self) -> bool:
-        """Tiles are images at positions; without positions, position order is that of the rows."""
-        return self.config.order == "position" and self.problem.table_rows > 0
+    tile_rows = number()
+    """Rows of a tile."""
+    positions = number(lambda self: max(self.problem.table_rows, 1) if self.config.order == "position" else 1)
+    """Positions that the tile order walks: 1 in flat order, where a row is a row."""
+    rows_per_position = number(lambda self: self.problem.m // self.positions)
+    """Images in position order, all rows in flat order."""
+    tile_images = number(lambda self: self.tile_rows // self.config.tile_positions)
+    """Rows of a tile at each of its positions: images in position order, all rows in flat order."""
+    row_tiles = number(lambda self: -(-self.rows_per_position // self.tile_images))
+    position_tiles = number(lambda self: -(-self.positions // self.config.tile_positions))
+    tiles = number(lambda self: self.row_tiles * self.position_tiles)
+    positions_in_order = flag(lambda self: self.config.order == "position" and self.problem.table_rows > 0)
+    """Tiles are images at positions; without positions, position order is that of the rows."""
 
     @property
     def table_wraps_once(self) -> bool | None:
@@ -119,9 +77,7 @@ class TransposedRows(RowTiles):
 
     thread_features: ClassVar[int]
 
-    @property
-    def tile_rows(self) -> int:
-        return self.config.tile_rows
+    tile_rows = number(lambda self: self.config.tile_rows)
 
     @property
     def table_shape(self) -> tuple[int, int, int, int] | None:
@@ -150,37 +106,21 @@ class CtaPairs:
     mma_warp: ClassVar[int] = 1
     first_epilogue_warp: ClassVar[int] = 2
 
-    @property
-    def ctas(self) -> int:
-        """CTAs of a cluster, a multiple of ``cta_group``."""
-        return self.cta_group
-
-    @property
-    def sharing_pairs(self) -> int:
-        """Pairs whose MMAs read what one CTA loads, its own among them."""
-        return 1
-
-    @property
-    def clusters(self) -> int:
-        """Persistent clusters: as many as the multiprocessors can hold, never more than there are tiles."""
-        return min(self.sm_count // self.ctas, self.tiles)
+    ctas = number(lambda self: self.cta_group)
+    """CTAs of a cluster, a multiple of ``cta_group``."""
+    sharing_pairs: ClassVar[int] = 1
+    """Pairs whose MMAs read what one CTA loads, its own among them."""
+    clusters = number(lambda self: min(self.sm_count // self.ctas, self.tiles))
+    """Persistent clusters: as many as the multiprocessors can hold, never more than there are tiles."""
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Role of each warp of a CTA, by hardware warp index."""
         return ("load", "mma") + ("epilogue",) * self.epilogue_warps
 
-    @property
-    def b_stage_bytes(self) -> int:
-        """Each CTA holds its half of the columns."""
-        return self.config.tile_n // self.cta_group * self.k_block_bytes
-
-    @property
-    def stage_bytes(self) -> int:
-        """Operand bytes of one stage in one CTA."""
-        return self.a_stage_bytes + self.b_stage_bytes
-
-    @property
-    def stage_tx_bytes(self) -> int:
-        """Bytes that the leader's full barrier expects per stage: TMA of both CTAs signals the leader."""
-        return self.stage_bytes * self.cta_group
+    b_stage_bytes = number(lambda self: self.config.tile_n // self.cta_group * self.k_block_bytes)
+    """Each CTA holds its half of the columns."""
+    stage_bytes = number(lambda self: self.a_stage_bytes + self.b_stage_bytes)
+    """Operand bytes of one stage in one CTA."""
+    stage_tx_bytes = number(lambda self: self.stage_bytes * self.cta_group)
+    """Bytes that the leader's full barrier expects per stage: TMA of both CTAs signals the leader."""

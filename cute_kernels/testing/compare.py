@@ -12,7 +12,6 @@ from cute_kernels.testing.data import POISON, bits_of
 _SHOWN = 5
 
 
-@default_environment()
 def assert_matches(
     actual: torch.Tensor,
     expected: torch.Tensor,
@@ -39,6 +38,17 @@ def assert_matches(
         TypeError: no tensor, one without values or without strides, or a tolerance that is no number.
         ValueError: a tolerance that is negative, or ``ulps`` for integers and complex numbers.
     """
+    __tracebackhide__ = True  # of pytest, and of `cute-kernels emulate`
+    found = _differences(actual, expected, ulps, absolute, relative, name)
+    if found:
+        raise AssertionError(found)
+
+
+@default_environment()
+def _differences(
+    actual: torch.Tensor, expected: torch.Tensor, ulps: int, absolute: float, relative: float, name: str
+) -> str:
+    """Message of `assert_matches`, "" if all is right."""
     for label, tensor in (("actual", actual), ("expected", expected)):
         _check_tensor(label, tensor)
     for label, value in (("ulps", ulps), ("absolute", absolute), ("relative", relative)):
@@ -51,11 +61,11 @@ def assert_matches(
     for label in ("shape", "dtype"):
         found, wanted = getattr(actual, label), getattr(expected, label)
         if found != wanted:
-            raise AssertionError(f"{name} has {label} {_plain(found)}, expected {_plain(wanted)}")
+            return f"{name} has {label} {_plain(found)}, expected {_plain(wanted)}"
     actual, expected = (each.detach().cpu().resolve_neg().resolve_conj().contiguous() for each in (actual, expected))
     wrong = ~_close(actual, expected, ulps, absolute, relative)
     if not wrong.any():
-        return
+        return ""
     count, total = int(wrong.sum()), wrong.numel()
     contract = _contract(ulps, absolute, relative)
     lines = [f"{count:,} of {total:,} elements of {name} ({count / total:.1%}) {contract}; the first:"]
@@ -69,7 +79,7 @@ def assert_matches(
             lines.append(f"  {index}: {_difference(actual[here], expected[here])}")
     if untouched.any():
         lines.append(f"  {int(untouched.sum()):,} elements were never written")
-    raise AssertionError("\n".join(lines))
+    return "\n".join(lines)
 
 
 def _check_tensor(label: str, tensor: object) -> None:

@@ -73,7 +73,7 @@ def module(
     """
     declared = ",\n".join(f"    .param .u64 p{i}" for i in range(parameters))
     return (
-        f".version 8.8\n.target {target}\n.address_size 64\n"
+        f".version 9.0\n.target {target}\n.address_size 64\n"
         ".extern .shared .align 1024 .b8 dynamic[];\n"
         f"{head}\n.visible .entry k(\n{declared}\n) {entry}\n{{\n{registers}\n{body}\n}}\n"
     )

@@ -113,7 +113,7 @@ def test_configurations_by_text() -> None:
     assert parse_config("cluster_m=4", CONFIG_TYPES["gemm"][ARCH]) == Sm100GemmConfig(cluster_m=4)
     assert list(gemm.chosen_configs(["candidates"], ARCH).values()) == list(gemm.CANDIDATES[ARCH])
     assert arch_of((10, 0)) == ARCH and arch_of((9, 0)) == "sm_90a"
-    with pytest.raises(ValueError, match="compute capability 10.3: must be 10.0, 9.0, 8.0"):
+    with pytest.raises(ValueError, match="compute capability 10.3: must be one of 10.0, 9.0, 8.0"):
         arch_of((10, 3))
 
 

@@ -184,7 +184,7 @@ def test_exit_status_of_arguments_and_files(tmp_path, capsys) -> None:
     assert ended("--keep-ptx", PROGRAM, PROGRAM, "normal") == 2
     assert ended(str(tmp_path / "missing.py")) == 2
     assert ended(str(tmp_path)) == 2
-    assert f"{tmp_path} is a directory: must be the file of a program" in capsys.readouterr().err
+    assert f"{tmp_path}: must be the file of a program, and is a directory" in capsys.readouterr().err
     assert ended("--seed", "-1", PROGRAM, "normal") == 2
     assert "argument --seed: '-1' is not an integer from 0 to 2**63 - 1" in capsys.readouterr().err
     assert ended("--help") == 0 and capsys.readouterr().out.count("\n  3  a kernel is at fault") == 1

@@ -149,7 +149,7 @@ def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["--vary", "tiles=3", *export], "setting tiles=3: did you mean tile_n? expected FIELD=VALUE"),
         (["--arguments=-m", *export], "--arguments are for a program, SCRIPT.py"),
         (["no.py", "--vary", "a=1", *export], "no file no.py"),
-        ([str(folder), "--vary", "a=1", *export], f"{folder} is a directory: must be the file of a program"),
+        ([str(folder), "--vary", "a=1", *export], f"{folder}: must be the file of a program, and is a directory"),
         ([str(PROGRAM), *export], "a program takes --vary FIELD=VALUE,.."),
         (["--output", str(tmp_path / "no.pdf")], "no.pdf ends with .pdf: must be one of .ipynb, .html"),
     ):

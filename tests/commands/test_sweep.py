@@ -43,7 +43,8 @@ from cute_kernels.explore.sweep_program import sweep_program
 from cute_kernels.explore.sweep_table import Row, grid, sweep
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations import compile
-from cute_kernels.plan import PLANNERS, SmemRegion, TmemRegion, b200, make_plan, predict
+from cute_kernels.plan import PLANNERS, b200, make_plan, predict
+from cute_kernels.plan.base import SmemRegion, TmemRegion
 from cute_kernels.plan.prediction import Prediction
 from tests.processes import pool
 
@@ -215,7 +216,7 @@ def test_rows_with_one_outcome_stand_together() -> None:
     assert settings_text([rows[1], rows[5]]) == "tile=0, stages=2; tile=1, stages=3"
     assert [spans(numbers) for numbers in ([3], [1, 2, 3, 5, 7, 8], [])] == ["3", "1-3, 5, 7-8", ""]
     assert by([*rows[:1], rows[4], rows[1]], "modelled") == [rows[0], rows[1], rows[4]]
-    with pytest.raises(ValueError, match="--sort registers: no row has it: must be shared, modelled"):
+    with pytest.raises(ValueError, match="--sort registers: no row has it: must be one of shared, modelled"):
         by(rows, "registers")
 
 
@@ -240,7 +241,7 @@ def test_a_front_of_any_two_columns() -> None:
     rows = [Row({"n": n}, counts={"a": a, "b": b}) for n, (a, b) in enumerate(points)]
     assert [row.settings["n"] for row in pareto(rows, "a", "b")] == [0, 1, 2, 4]
     assert pareto([*rows, Row({"n": 9}, counts={"b": 0})], "a", "b") == pareto(rows, "a", "b")  # whose a nobody knows
-    with pytest.raises(ValueError, match="--pareto c: no row has it: must be a, b"):
+    with pytest.raises(ValueError, match="--pareto c: no row has it: must be one of a, b"):
         text_of(rows, axes=("a", "c"))
 
 
@@ -330,7 +331,7 @@ def test_a_table_without_compilation(
     assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [0, 1]
     for wrong, message in (
         (["--pareto", "shared"], "--pareto shared: expected two columns, X,Y"),
-        (["--sort", "speed"], "--sort speed: no row has it: must be shared, tmem, modelled"),
+        (["--sort", "speed"], "--sort speed: no row has it: must be one of shared, tmem, modelled"),
         (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg: must be .png"),
         (["--json", "-", "--csv", "-"], "--json - and --csv -: one of them is printed"),
         (["--json", str(tmp_path / "no" / "a.json")], "no folder"),
@@ -357,7 +358,7 @@ def test_refused(monkeypatch: pytest.MonkeyPatch, keywords: dict, error: type[Ex
 
 
 def test_what_cannot_be_measured() -> None:
-    with pytest.raises(NotImplementedError, match="nothing times it: problem is SimpleNamespace, .*Images"):
+    with pytest.raises(NotImplementedError, match="nothing times it: problem is SimpleNamespace: must be .*Images"):
         sweep(types.SimpleNamespace(), Sm90ImagesConfig(), [], measured=True)
 
 

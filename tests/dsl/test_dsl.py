@@ -70,7 +70,8 @@ before = set(sys.modules)
 import cute_kernels.dsl
 own = {name for name in set(sys.modules) - before if name.startswith("cute_kernels")}
 others = {name for name in own if not f"{name}.".startswith("cute_kernels.dsl.")}
-assert "cute_kernels.dsl" in own and others <= {"cute_kernels.common.forks", "cute_kernels.common.interrupts"}, others
+assert "cute_kernels.dsl" in own
+assert others <= {f"cute_kernels.{name}" for name in ("common", "common.forks", "common.interrupts")}, others
 assert not any(name.split(".")[0] in ("cutlass", "torch", "numpy") for name in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

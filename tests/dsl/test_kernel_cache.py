@@ -18,6 +18,7 @@ import pytest
 from cute_kernels.commands.cli import main
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.dsl import kernel_cache as cache
+from cute_kernels.dsl.allocations import Allocation, Allocations, View
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.units.copies.tensor_map import decode
@@ -26,7 +27,13 @@ from cute_kernels.operations import compile
 from cute_kernels.plan import make_plan
 
 KEY = ("sm_90a", Sm90PatchEmbedConfig(), True, "value", 6)
-KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
+HELD = Allocations(
+    "kernel_0", (Allocation(0, 64, (("a.py", 3, 4), ("b.py", 5, 0))),), (Allocation(0, 8, (), (("x", 0, 8),)),), True,
+    (View(None, "tensor", 0, 32, "f32", "", "((128,64),1,1):((65536,1),0,0)", (("a.py", 7, 1),)),),
+)  # fmt: skip
+KERNEL = cache.CompiledKernel(
+    "kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host", HELD
+)
 OTHER = dataclasses.replace(KERNEL, ptx="another")
 
 
@@ -143,9 +150,8 @@ def test_an_entry_of_other_sources_or_versions_is_rebuilt(root, monkeypatch):
 
 def test_the_fingerprint_covers_sources_versions_and_platform(monkeypatch):
     origin = cache._origin()
-    assert {"kernels/sm90/transposed.py", "kernels/sm100/cta_pair.py", "plan/patch_embed_sm90.py", "compile.py"} <= set(
-        origin["sources"]
-    )
+    generating = {"kernels/sm90/transposed.py", "kernels/sm100/cta_pair.py", "plan/patch_embed_sm90.py"}
+    assert {*generating, "operations/compile.py"} <= set(origin["sources"])
     assert origin["dsl"]["nvidia-cutlass-dsl"] == cutlass.__version__
     assert any(name.startswith("nvidia-cutlass-dsl-libs-cu") for name in origin["dsl"])
     assert origin["python"][1:] == list(sys.version_info[:3])

@@ -127,7 +127,7 @@ def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(TypeError) as error:
         patch_embed(x, weight, torch.zeros(5), torch.zeros(7, 16), **factors)
     for part in (
-        "x has dtype torch.float32, allowed", "x has K = 40 and weight has K = 32", "weight has N = 12",
+        "x has dtype torch.float32: must be", "x has K = 40 and weight has K = 32", "weight has N = 12",
         "bias has shape [5]", "pos_embed has shape [7, 16]", "pos_embed has S = 7", "scale_a has dtype torch.float64",
         "scale_b has shape [9]",
     ):  # fmt: skip

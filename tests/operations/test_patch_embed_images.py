@@ -244,9 +244,10 @@ def test_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled = torch.compile(patch_embed_images, fullgraph=True, backend="eager")
     assert torch.equal(compiled(IMAGES, weight), patch_embed_images(IMAGES, weight))
     torch.compiler.reset()
-    bias = numbers(40).requires_grad_()
-    with pytest.raises(NotImplementedError, match="patch_embed_images has no backward"):
-        patch_embed_images(IMAGES, weight, bias).sum().backward()
+    wide = prepare_patch_weight(numbers(40, 3, 16, 16), precision="bf16").normalised
+    tensors = numbers(1, 3, 32, 32).bfloat16(), wide, None, None, numbers(40), None
+    given = (None if tensor is None else tensor.requires_grad_() for tensor in tensors)
+    torch.library.opcheck(torch.ops.cute_kernels.patch_embed_images, (*given, 16, torch.bfloat16, "auto"))
 
 
 def test_pixels_of_another_type_are_rounded_before_a_remembered_call_is_looked_for(monkeypatch) -> None:

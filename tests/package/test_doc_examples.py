@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import re
 import runpy
@@ -13,9 +12,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from cute_kernels import Sm90GemmConfig, gemm, patch_embed
+from cute_kernels import patch_embed
 from cute_kernels.commands import cli
 from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.models.nn import Fp8Mlp
 from cute_kernels.operations.reference import patch_embed_conv2d
 from cute_kernels.testing import emulation
 
@@ -131,15 +131,13 @@ def test_the_mlp_in_fp8(capsys: pytest.CaptureFixture[str]) -> None:
         images = scope["images"][0]
     assert float(re.fullmatch(r"tensor\((.*)\)\n", capsys.readouterr().out)[1]) > 0.99
     model, given = scope["model"], []
-    mlp = next(module for module in model.modules() if isinstance(module, scope["Fp8Mlp"]))
+    mlp = next(module for module in model.modules() if isinstance(module, Fp8Mlp))
     mlp.register_forward_hook(lambda _, inputs, out: given.append((inputs[0], out)))
     with torch.no_grad():
         model(images)
     ((x, out),) = given
-    config = Sm90GemmConfig(64, 64, 3, 1, pingpong=True, store_stages=1)
-    by_kernel = functools.partial(gemm, backend="emulator", config=config)
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setitem(scope, "gemm", by_kernel)
+    mlp.backend = "emulator"
+    with torch.no_grad():
         torch.testing.assert_close(mlp(x), out, rtol=0.02, atol=0.02)
     scales = {name for name in model.state_dict() if name.endswith("_input_scale")}
     assert len(scales) == 6 and all(model.state_dict()[name].dtype is torch.float32 for name in scales)

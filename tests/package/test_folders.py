@@ -10,7 +10,7 @@ PACKAGE, TESTS = ROOT / "cute_kernels", ROOT / "tests"
 OF_NO_FOLDER = {
     ".", "bench", "package",  # modules beside the folders; bench/; documentation, CI and the suite itself
     "gpu", "models/other_torch", "dask_cluster", "ray_cluster",  # what `make test` has not
-    "public_programs", "source_mutation", "emulator/oracle",  # campaigns
+    "public_programs", "peer_suites", "source_mutation", "emulator/oracle",  # campaigns
 }  # fmt: skip
 """Folders of tests that mirror no folder of the package."""
 

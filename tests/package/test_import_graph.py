@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "dsl": {"common"},
     "emulator": {"common", "dsl"},
     "testing": {"common", "emulator"},
-    "config": set(),
+    "config": {"common"},
     "plan": {"common", "config"},
     "kernels": {"config", "dsl", "plan"},
     "operations": {"common", "config", "dsl", "plan", "kernels", "emulator"},

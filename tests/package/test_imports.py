@@ -81,8 +81,8 @@ assert torch.equal(compiled(a), cute_kernels.gemm(a, a) * 2)
     assert run.returncode == 0, run.stderr
 
 
-def test_program_text_is_executed_in_one_place() -> None:
-    """The emulator's translation of PTX; everything else can be read where it stands."""
+def test_no_program_text_is_executed() -> None:
+    """All that runs can be read where it stands."""
     package = Path(cute_kernels.__file__).parent
     found = {
         str(file.relative_to(package))
@@ -90,4 +90,4 @@ def test_program_text_is_executed_in_one_place() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
     }
-    assert found == {"emulator/machine/bytecode/execution.py"}
+    assert not found

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import (
     GemmProblem,
     PatchEmbedProblem,
@@ -57,6 +58,11 @@ def _plan(problem: Any, arch: str, config: Any, sm_count: int | None, hardware: 
     return planner.plan(problem, config, limits, limits.sm_count if sm_count is None else sm_count)
 
 
+def smem(nbytes: int) -> dict[str, int]:
+    """Hardware with so many bytes of shared memory for a CTA."""
+    return {"sm_smem_bytes": nbytes + CTA_SMEM_BYTES}
+
+
 def embed(arch: str, config: Any = None, *, sm_count: int | None = None, hardware: Any = (), **sizes: Any) -> MakePlan:
     """A patch embed of 4736 images of 196 positions, or of other sizes."""
     problem = PatchEmbedProblem(**{"m": 928_256, "n": 768, "k": 768, "table_rows": 196} | sizes)
@@ -100,8 +106,8 @@ def shared_memory() -> Iterator[Limit]:
     ):
         yield Limit(
             f"{what}: shared memory to the byte",
-            make(config, hardware={"smem_bytes": need}),
-            make(config, hardware={"smem_bytes": need - 1}),
+            make(config, hardware=smem(need)),
+            make(config, hardware=smem(need - 1)),
             f"stages = {config.stages}:? .*{need:,} B of shared memory, the limit is {need - 1:,} B; .*value: {fit}$",
         )
     # 56 stages of 4,096 B, 2,048 B of staging and the barriers are all of the 232,448 B.
@@ -115,27 +121,27 @@ def shared_memory() -> Iterator[Limit]:
     two = 1_024 + 2 * 32_768 + 32_768
     yield Limit(
         "embed sm_90a: two stages",
-        embed("sm_90a", E90(stages=2), hardware={"smem_bytes": two}),
-        embed("sm_90a", E90(stages=3), hardware={"smem_bytes": two}),
+        embed("sm_90a", E90(stages=2), hardware=smem(two)),
+        embed("sm_90a", E90(stages=3), hardware=smem(two)),
         r"^stages = 3: .*nearest legal value: 2$",
     )
     yield Limit(
         "embed sm_90a: a smaller stage",
-        embed("sm_90a", E90(stages=2), hardware={"smem_bytes": two}),
-        embed("sm_90a", E90(stages=3), hardware={"smem_bytes": two - 1}),
+        embed("sm_90a", E90(stages=2), hardware=smem(two)),
+        embed("sm_90a", E90(stages=3), hardware=smem(two - 1)),
         r"^stage_blocks = 2: .*two stages have to fit; nearest legal value: 1$",
     )
     two = 1_024 + 2 * 49_152 + 32_768
     yield Limit(
         "gemm sm_90a: two stages",
-        gemm("sm_90a", G90(stages=2), hardware={"smem_bytes": two}),
-        gemm("sm_90a", G90(stages=3), hardware={"smem_bytes": two}),
+        gemm("sm_90a", G90(stages=2), hardware=smem(two)),
+        gemm("sm_90a", G90(stages=3), hardware=smem(two)),
         r"^stages = 3: .*nearest legal value: 2$",
     )
     yield Limit(
         "gemm sm_90a: fewer store buffers",
-        gemm("sm_90a", G90(stages=2), hardware={"smem_bytes": two}),
-        gemm("sm_90a", G90(stages=3), hardware={"smem_bytes": two - 1}),
+        gemm("sm_90a", G90(stages=2), hardware=smem(two)),
+        gemm("sm_90a", G90(stages=3), hardware=smem(two - 1)),
         r"^store_stages = 2: .*two stages have to fit; nearest legal value: 1$",
     )
     narrow = G90(64, 64, 2, 1, store_stages=1)

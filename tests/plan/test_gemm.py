@@ -366,6 +366,6 @@ def test_a_configuration_of_another_class_has_no_text() -> None:
         extra: int = 1
 
     codec = PLANNERS["gemm"].codec
-    with pytest.raises(TypeError, match="config is More, expected cute_kernels.*Sm90GemmConfig"):
+    with pytest.raises(TypeError, match="config is More: must be cute_kernels.*Sm90GemmConfig"):
         codec.encode(More(128, 128))
     assert codec.decode(codec.encode(Sm90GemmConfig(128, 128))) == Sm90GemmConfig(128, 128)

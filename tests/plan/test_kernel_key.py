@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import pkgutil
 
 import pytest
 
@@ -283,16 +281,6 @@ def test_a_replaced_constant_of_a_plan_is_in_the_key():
     plan = make_plan(PRODUCT, Sm100GemmConfig())
     assert dataclasses.replace(plan, barrier_bytes=2048).kernel_key != plan.kernel_key
     assert dataclasses.replace(plan, barrier_bytes=1024).kernel_key == plan.kernel_key
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_host_functions_take_the_operands_of_the_table_in_its_order(name):
-    """Two pointers the wrong way round would be of the same type."""
-    plan, _ = variants(name)
-    host_function = inspect.unwrap(pkgutil.resolve_name(plan.kernel).__call__)
-    names = inspect.signature(host_function).parameters
-    parameters = [name.removesuffix("_pointer").removesuffix("_argument") for name in names]
-    assert parameters == ["self", *(operand.name for operand in plan.operands), "stream"]
 
 
 @pytest.mark.parametrize("facts", [

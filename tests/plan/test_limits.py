@@ -16,8 +16,8 @@ import pytest
 
 import cute_kernels.plan
 from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan import ARCHS, PLANNERS, Kernel, arch_of, make_plan, sm90_transposed
-from cute_kernels.plan.base import with_profile
+from cute_kernels.plan import ARCHS, PLANNERS, arch_of, make_plan, sm90_transposed
+from cute_kernels.plan.base import Kernel, with_profile
 from tests.plan import (
     embed_limits_sm100,
     gather_limits,
@@ -27,7 +27,7 @@ from tests.plan import (
     limits_sm80,
     resident_limits_sm100,
 )
-from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm, patchify
+from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm, patchify, smem
 
 LIMITS = [
     limit
@@ -255,9 +255,9 @@ def test_a_stage_that_does_not_fit_twice_is_refused_by_name() -> None:
     """Also where a configuration has no K blocks of a stage: 2 x 32,768 B of operands, 65,536 of staging, 1,024."""
     need = 1_024 + 2 * 32_768 + 65_536
     config = E100(stages=2)
-    embed("sm_100a", config, hardware={"smem_bytes": need})()
+    embed("sm_100a", config, hardware=smem(need))()
     with pytest.raises(ValueError, match=r"^tile_n = 256: .*two stages have to fit; nearest legal value: 128$"):
-        embed("sm_100a", config, hardware={"smem_bytes": need - 1})()
+        embed("sm_100a", config, hardware=smem(need - 1))()
 
 
 # --- the inventory ---------------------------------------------------------------------------------------------------

@@ -350,19 +350,23 @@ class Debugger:
         """
         return inspection.device_memory(self.warp(), address, nbytes)
 
-    def origin(self, array: str, byte: int) -> list[str]:
+    def origin(self, array: str, byte: int | np.ndarray) -> list[str]:
         """How a byte of an array of the device came about, by another run of the launch, a step per line.
 
         Args:
             array: parameter of the function that launches.
-            byte: of the array.
+            byte: of the array; or what all of it must be, for the first element that is not (`Origin.first_wrong`).
 
         Raises:
-            ValueError: no such array or byte.
+            ValueError: no such array or byte, or nothing is wrong.
             EmulatorError: the launch is at fault.
         """
         replay = Replay(self.recorded)
-        return Origin(self.recorded.launch, replay, self._making).lines(array, byte)
+        found = Origin(self.recorded.launch, replay, self._making)
+        if not isinstance(byte, np.ndarray):
+            return found.lines(array, byte)
+        first, words = found.first_wrong(array, byte)
+        return [words, *found.lines(array, first)]
 
     def barriers(self) -> list[str]:
         """States of all mbarriers of the clusters that run, in words."""

@@ -125,19 +125,20 @@ def shared(launch: CapturedLaunch, warp: Warp, first: int | str, nbytes: int | N
 _TILE = re.compile(r"([^@\[\]]+)(?:@(\d+))?(?:\[(.*)\])?")
 
 
-def find_tile(launch: CapturedLaunch, name: str) -> Tile:
-    """The tensor with a name.
+def find_tile(launch: CapturedLaunch, name: str, part: int) -> Tile:
+    """The tensor with a name; of several that begin at known places the one with number ``part``.
 
     Raises:
         ValueError: there is none.
     """
     known = list(tiles(launch.ptx, launch.kernel_name, launch))
-    tile = next((each for each in known if each.name == name), None)
-    if tile is None:
+    named = [each for each in known if each.name == name]
+    if not named:
         names = ", ".join(dict.fromkeys(each.name for each in known))
         have = f"the kernel has {names}" if names else "none is known, and PTX does not say the layouts of tensors"
         raise ValueError(f"tile = {name!r}: must be the variable of a tensor; {have}")
-    return tile
+    fixed = list(dict.fromkeys(each for each in named if not each.view.step))
+    return fixed[part] if part < len(fixed) else named[0]
 
 
 def tile(launch: CapturedLaunch, warp: Warp, text: str, index: tuple[int | slice, ...], part: int) -> np.ndarray:
@@ -145,7 +146,8 @@ def tile(launch: CapturedLaunch, warp: Warp, text: str, index: tuple[int | slice
     found = _TILE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"tile = {text!r}: must be NAME, NAME@PART or NAME[INDEX, ..]")
-    wanted, part = find_tile(launch, found[1]), int(found[2] or part)
+    part = int(found[2] or part)
+    wanted = find_tile(launch, found[1], part)
     places, size = wanted.places(part), wanted.dtype.itemsize
     index = parsed_index(found[3], places.ndim) if found[3] else index
     if len(index) > places.ndim or any(isinstance(i, int) and i >= n for i, n in zip(index, places.shape)):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
@@ -23,17 +24,27 @@ from cute_kernels.emulator.isa.ptx.flow import Flow
 from cute_kernels.emulator.isa.ptx.program import Immediate, Memory, Operand, Register, Symbol, Vector
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK
+from cute_kernels.emulator.machine.state.tmem import LANES
 from cute_kernels.emulator.machine.units.copies.bulk import tensor_descriptor
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK, SWIZZLES, TensorMap, decode
-from cute_kernels.emulator.machine.units.matrix.operands import ElementType, Matrix, operand_places
+from cute_kernels.emulator.machine.units.matrix.operands import (
+    KINDS,
+    ElementType,
+    Matrix,
+    decode_instruction,
+    decode_matrix,
+    operand_places,
+)
+from cute_kernels.emulator.machine.units.matrix.operands import Instruction as MmaForm
 from cute_kernels.emulator.machine.units.matrix.wgmma import ROWS, WARPS, Form
 from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.programs.recorded import Replay
-from cute_kernels.emulator.reports.arrays import element_at, tile_at
+from cute_kernels.emulator.reports.arrays import Tile, tile_at
 from cute_kernels.emulator.reports.operations import noun
 
 _SWIZZLES = tuple(SWIZZLES)
+_MMA, _LOAD = ("tcgen05", "mma"), ("tcgen05", "ld")
 _Chunk = tuple[str, list[int], int, str]
 Byte = tuple[str, int, int]
 """Space ("global", or "shared"), CTA of the cluster (0 for global memory), address."""
@@ -59,14 +70,15 @@ class Event:
     map: Any = None
     form: Form | None = None
 
-    def value(self, operand: Operand, lane: int = 0) -> int:
-        """A register in a lane, or a number."""
+    def value(self, operand: Operand, lane: int | None = None) -> int:
+        """A register in a lane, the first that executes if none is given; or a number."""
         if isinstance(operand, Immediate):
             return operand.value
         if not isinstance(operand, Register):
             raise ValueError(f"{operand} of `{self.instruction.text}` is not followed")
         found = self.values[operand.name]
-        return int(found) if isinstance(found, int) else int(found[lane])
+        first = (self.lanes & -self.lanes).bit_length() - 1
+        return int(found) if isinstance(found, int) else int(found[first if lane is None else lane])
 
     @property
     def who(self) -> str:
@@ -119,7 +131,7 @@ class Trail:
 
 def _followed(instruction: Instruction) -> bool:
     parts = instruction.parts
-    if parts[0] in ("st", "red", "atom", "stmatrix") or parts[:2] == ("wgmma", "mma_async"):
+    if parts[0] in ("st", "red", "atom", "stmatrix") or parts[:2] in (("wgmma", "mma_async"), _MMA, _LOAD):
         return "local" not in parts
     return parts[:3] == ("cp", "async", "bulk") and "prefetch" not in parts and len(instruction.operands) > 1 or (
         parts[0] == "mov" and any(isinstance(each, Immediate) for each in instruction.operands)
@@ -137,7 +149,7 @@ class Origin:
 
     def __init__(self, launch: CapturedLaunch, replay: Replay, options: Any) -> None:
         self._launch, self._replay, self._trail = launch, replay, Trail()
-        replay.run(options(debugger=self._trail))
+        self._left = replay.run(options(debugger=self._trail)).memory
 
     def lines(self, name: str, byte: int) -> list[str]:
         """How a byte of an array of the device came about, a step per line.
@@ -151,6 +163,34 @@ class Origin:
             raise ValueError(f"array, byte = {name}, {byte}: must be a byte of an array of the device; {have}")
         first = f"byte {byte} of {name}"
         return [first, *self._of_byte(("global", 0, arrays[name][0] + byte), len(self._trail.events), 1)]
+
+    def first_wrong(self, name: str, expected: np.ndarray) -> tuple[int, str]:
+        """The first element of an array of the device that is not as expected: its byte, and both values in words.
+
+        Args:
+            name: of the array.
+            expected: of its type, or float32 where that is bfloat16. Floats may differ by 2% of the largest one.
+
+        Raises:
+            ValueError: no such array, another size, or nothing is wrong.
+        """
+        found = dict(zip((image.name for image in self._replay.recorded.memory), self._left)).get(name)
+        kind = expected.dtype
+        if found is not None and kind == np.float32 and found.nbytes == expected.nbytes // 2:
+            kind = np.dtype(ml_dtypes.bfloat16)
+        if found is None or found.nbytes != expected.size * kind.itemsize:
+            raise ValueError(f"expected = {expected.dtype} {list(expected.shape)}: must have the bytes of array {name}")
+        values, wanted = found.view(kind).reshape(expected.shape), expected
+        if not np.issubdtype(expected.dtype, np.integer):
+            most = 0.02 * np.nanmax(np.abs(wanted), initial=0)
+            wrong = ~np.isclose(values.astype(np.float64), wanted, rtol=0, atol=most, equal_nan=True)
+        else:
+            wrong = values != wanted
+        if not wrong.any():
+            raise ValueError(f"expected: all of {name} is as it must be")
+        index = tuple(map(int, np.argwhere(wrong)[0]))
+        byte = int(np.ravel_multi_index(index, expected.shape)) * kind.itemsize
+        return byte, f"{name}[{', '.join(map(str, index))}] is {values[index]}, expected {wanted[index]}"
 
     def _writer(self, byte: Byte, end: int, cluster: int | None = None) -> tuple[int, Any] | None:
         """Who wrote a byte before an event: its index, and the source, see `_source`."""
@@ -185,9 +225,9 @@ class Origin:
     def _words(self, byte: Byte) -> str:
         space, cta, address = byte
         if space == "shared":
-            tile = tile_at(self._launch.ptx, self._launch.kernel_name, self._launch, address)
+            tile, element = self._tile(byte)
             layout = f" ({tile.swizzle})" if tile is not None else ""
-            return f"{self._element(byte) or f'offset {address} of the shared memory'} of CTA {cta}{layout}"
+            return f"{element or f'offset {address} of the shared memory'} of CTA {cta}{layout}"
         name, first = self._array(address)
         return f"byte {address - first} of {name}"
 
@@ -198,9 +238,12 @@ class Origin:
                 return name, first
         return "global memory", 0
 
+    def _tile(self, byte: Byte) -> tuple[Tile | None, str]:
+        launch = self._launch
+        return tile_at(launch.ptx, launch.kernel_name, launch, byte[2]) if byte[0] == "shared" else (None, "")
+
     def _element(self, byte: Byte) -> str:
-        found = byte[0] == "shared"
-        return element_at(self._launch.ptx, self._launch.kernel_name, self._launch, byte[2]) if found else ""
+        return self._tile(byte)[1]
 
     # --- what one event writes --------------------------------------------------------------------------------------
 
@@ -277,8 +320,55 @@ class Origin:
                 if not _accumulates(other):
                     break
         for index in reversed(found):
+            other, position = self._trail.events[index], products[self._trail.events[index].instruction.index]
+            if other.instruction.parts[:2] == _LOAD:
+                yield from self._of_cell(index, position, lane, indent)
+            else:
+                yield f"{indent}<- {other.who}: {self._of_product(index, position, lane)}"
+
+    def _of_cell(self, end: int, position: int, lane: int, indent: str) -> Iterator[str]:
+        """The MMAs that made what a lane loads from tensor memory into a register of a list."""
+        event, found = self._trail.events[end], []
+        address = event.value(event.instruction.operands[1].base) + event.instruction.operands[1].offset
+        column, row = (address & 0xFFFF) + position, (address >> 16) + lane
+        yield f"{indent}<- {event.who} loads column {column}, lane {row} of CTA {event.cta}{self._tile_of(column, row)}"
+        if "32x32b" not in event.instruction.parts:
+            yield f"{indent}  <- the shape of this load is not followed"
+            return
+        for index in range(end - 1, -1, -1):
             other = self._trail.events[index]
-            yield f"{indent}<- {other.who}: {self._of_product(index, products[other.instruction.index], lane)}"
+            if other.cluster != event.cluster or other.instruction.parts[:2] != _MMA:
+                continue
+            pair, form = _tensor_form(other)
+            if other.cta // pair != event.cta // pair:
+                continue
+            first = (other.value(other.instruction.operands[0].base) + other.instruction.operands[0].offset) & 0xFFFF
+            if form is None or form.m != LANES * pair:
+                found.append((other, "an MMA of this kind and shape is not followed"))
+            elif first <= column < first + form.n:
+                found.append((other, self._of_tensor_product(index, row + event.cta % pair * LANES, column - first)))
+            if found and found[-1][0] is other and not _accumulates(other):
+                break
+        yield from (f"{indent}  <- {other.who}: {text}" for other, text in reversed(found))
+
+    def _tile_of(self, column: int, lane: int) -> str:
+        launch = self._launch
+        element = tile_at(launch.ptx, launch.kernel_name, launch, 4 * (column + (lane << 16)), "tensor")[1]
+        return f", {element}" * bool(element)
+
+    def _of_tensor_product(self, index: int, row: int, column: int) -> str:
+        """One tcgen05.mma: of a pair, each CTA has half of the rows of A, and half of those of B."""
+        event = self._trail.events[index]
+        pair, form = _tensor_form(event)
+        _, a, b = event.instruction.operands[:3]
+        first, width = event.cta // pair * pair, form.n // pair
+        matrices = [None if isinstance(each, Memory) else decode_matrix(event.value(each)) for each in (a, b)]
+        where = ((row, LANES, form.a_type, form.a_mn_major), (column, width, form.b_type, form.b_mn_major))
+        lines = [
+            self._line(index, matrix, at % rows, rows, element, major, first + at // rows) if matrix is not None else []
+            for matrix, (at, rows, element, major) in zip(matrices, where)
+        ]
+        return _product(row, column, lines, matrices)
 
     def _definitions(self, index: int, operand: Operand, at: int) -> Iterator[tuple[int, int]]:
         """Where the value of a register before an instruction comes from, through arithmetic: (instruction, position).
@@ -303,15 +393,18 @@ class Origin:
                     before += block.predecessors
                 if operand.name not in written(instruction):
                     continue
-                if instruction.parts[0] == "wgmma":
-                    yield block.start, [item.name for item in instruction.operands[0].items].index(operand.name)
+                if instruction.parts[0] == "wgmma" or instruction.parts[:2] == _LOAD:
+                    items = instruction.operands[0].items if isinstance(instruction.operands[0], Vector) else (operand,)
+                    yield block.start, [item.name for item in items].index(operand.name)
+                    if instruction.parts[:2] == _LOAD:
+                        continue
                     work.append((block.start, operand, at))  # what it adds to
                 elif any(isinstance(each, Memory) for each in instruction.operands) or instruction.parts[0] == "mma":
                     yield block.start, -1
                 elif instruction.parts[0] == "mov" and isinstance(instruction.operands[1], Immediate):
                     yield block.start, -2
                 else:
-                    work += [(block.start, *each) for each in _parts(instruction, at)]
+                    work += [(block.start, *each) for each in _parts(instruction, operand, at)]
 
     def _of_product(self, index: int, position: int, lane: int) -> str:
         """One wgmma: which element of D, and where the row of A and the column of B come from."""
@@ -320,25 +413,20 @@ class Origin:
         pair = position if form.d_type != "f16" else 2 * position
         row = event.warp % WARPS * 16 + lane // 4 + pair // 2 % 2 * 8
         column = pair // 4 * 8 + lane % 4 * 2 + pair % 2
-        a = [] if form.a_in_registers else self._line(index, operands[1], row, ROWS, form.a_type, form.a_mn_major)
-        b = self._line(index, operands[2], column, form.n, form.b_type, form.b_mn_major)
-        texts = [_joined(a) or "registers", _joined(b)]
-        along_k = [[chunk[1][-1] if chunk[1] else None for chunk in line] for line in (a, b)]
-        notes = ["they differ in their last coordinate"] if a and along_k[0] != along_k[1] else []
-        for name, line, operand in (("A", a, operands[1]), ("B", b, operands[2])):
-            reads = _matrix(event.value(operand)).swizzle if line else ""
-            copied = sorted({chunk[3] for chunk in line} - {"", reads})
-            notes += [f"{name} is copied with swizzle {', '.join(copied)} and read with {reads}"] if copied else []
-        return f"D[{row}, {column}] += {texts[0]} * {texts[1]}" + "".join(f"; {note}" for note in notes)
+        a = None if form.a_in_registers else _matrix(event.value(operands[1]))
+        b = _matrix(event.value(operands[2]))
+        of_a = self._line(index, a, row, ROWS, form.a_type, form.a_mn_major, event.cta) if a is not None else []
+        of_b = self._line(index, b, column, form.n, form.b_type, form.b_mn_major, event.cta)
+        return _product(row, column, [of_a, of_b], [a, b])
 
     def _line(
-        self, index: int, descriptor: Operand, line: int, rows: int, element: ElementType, mn_major: bool
+        self, index: int, matrix: Matrix, line: int, rows: int, element: ElementType, mn_major: bool, cta: int
     ) -> list[_Chunk]:
         """Chunks of a row: array or words, coordinates of the first element, elements, swizzle of the copy."""
         event, result = self._trail.events[index], []
         unit = element.nbytes if mn_major else CHUNK
-        for place in operand_places(_matrix(event.value(descriptor)), rows, element.nbytes, mn_major)[line] * unit:
-            byte = ("shared", event.cta, int(place))
+        for place in operand_places(matrix, rows, element.nbytes, mn_major)[line] * unit:
+            byte = ("shared", cta, int(place))
             found = self._writer(byte, index, event.cluster)
             count = unit // element.nbytes
             if found is None or isinstance(found[1], str) or found[1][0] != "global":
@@ -350,6 +438,25 @@ class Origin:
             coordinates = _index(copy.map, address)[0][::-1] if copy.map is not None else [address - first]
             result.append((name, coordinates, count, copy.map.swizzle if copy.map is not None else ""))
         return result
+
+
+def _product(row: int, column: int, lines: Sequence[list[_Chunk]], matrices: Sequence[Matrix | None]) -> str:
+    """A product in words, and whether both of its rows are of the same K and read as they were copied."""
+    along_k = [[chunk[1][-1] if chunk[1] else None for chunk in line] for line in lines]
+    notes = ["they differ in their last coordinate"] if lines[0] and along_k[0] != along_k[1] else []
+    for name, line, matrix in zip("AB", lines, matrices):
+        copied = sorted({chunk[3] for chunk in line} - {"", matrix.swizzle}) if matrix is not None else []
+        notes += [f"{name} is copied with swizzle {', '.join(copied)} and read with {matrix.swizzle}"] if copied else []
+    a, b = (_joined(line) for line in lines)
+    return f"D[{row}, {column}] += {a or 'registers or tensor memory'} * {b}" + "".join(f"; {note}" for note in notes)
+
+
+def _tensor_form(event: Event) -> tuple[int, MmaForm | None]:
+    """CTAs of a tcgen05.mma, and what its instruction descriptor says; None of kinds that are not followed."""
+    parts = event.instruction.parts
+    pair = 2 if "cta_group::2" in parts else 1
+    kind = next(part for part in parts if part.startswith("kind::")).removeprefix("kind::")
+    return pair, decode_instruction(kind, pair, event.value(event.instruction.operands[3])) if kind in KINDS else None
 
 
 def _joined(line: Sequence[_Chunk]) -> str:
@@ -366,8 +473,8 @@ def _joined(line: Sequence[_Chunk]) -> str:
     )
 
 
-def _parts(instruction: Instruction, at: int) -> Iterator[tuple[Operand, int]]:
-    """Operands that a byte of the result is made of, and their bytes."""
+def _parts(instruction: Instruction, result: Operand, at: int) -> Iterator[tuple[Operand, int]]:
+    """Operands that a byte of a result is made of, and their bytes."""
     operands, parts = instruction.operands[1:], instruction.parts
     if parts[0] == "cvt" and any(part.endswith("x2") for part in parts) and len(operands) == 2:
         size = 2 if any(part.endswith("16x2") for part in parts) else 1
@@ -376,15 +483,19 @@ def _parts(instruction: Instruction, at: int) -> Iterator[tuple[Operand, int]]:
         size = TYPE_BITS[parts[-1]] // 8 // len(operands[0].items)
         yield operands[0].items[at // size], at % size
     elif parts[0] == "mov" and isinstance(instruction.operands[0], Vector):
-        yield operands[0], at
+        items = instruction.operands[0].items
+        yield operands[0], at + items.index(result) * TYPE_BITS[parts[-1]] // 8 // len(items)
     else:
         for operand in operands:
             yield from ((each, at) for each in (operand.items if isinstance(operand, Vector) else (operand,)))
 
 
 def _accumulates(event: Event) -> bool:
-    """Whether a wgmma adds to what D has."""
-    scale = event.instruction.operands[3]
+    """Whether a wgmma or tcgen05.mma adds to what D has; false of what is no MMA."""
+    if event.instruction.parts[:2] == _LOAD:
+        return False
+    first = 4 if event.instruction.parts[0] == "tcgen05" else 3
+    scale = next(each for each in event.instruction.operands[first:] if not isinstance(each, (Memory, Vector)))
     return event.value(scale) & 1 == 1 if isinstance(scale, Register) else getattr(scale, "value", 1) != 0
 
 

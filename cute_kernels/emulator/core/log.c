@@ -80,6 +80,7 @@ int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int
   entry->argument = argument;
   entry->instruction = instruction;
   entry->steps = t->steps ? *t->steps : 0;
+  entry->kept = 0;
   return entry->addresses;
 }
 

@@ -9,7 +9,7 @@
 static Barrier *live(Tables *t, int64_t operation, int64_t address) {
   Barrier *barrier = barrier_at(t, address);
   if (barrier && !t->ctas[address >> RANK_SHIFT].exited) return barrier;
-  stops(t, barrier ? EXITED : NOT_LIVE, operation, address, 0, 0);
+  stops(t, barrier ? EXITED : NOT_LIVE, .operation = operation, .address = address);
   return NULL;
 }
 
@@ -18,7 +18,8 @@ static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t addres
   if (barrier->pending || barrier->tx) return 1;
   Point *point = barrier->point;
   int64_t late = point ? point_overtaken(point, barrier->phase, NULL) : -1;
-  if (late >= 0 && stops(t, PHASE_OVERRUN, operation, address, late, point->followed[late].waited_place)) return 0;
+  if (late >= 0 && stops(t, PHASE_OVERRUN, .operation = operation, .address = address, .warp = late,
+                         .place = point->followed[late].waited_place)) return 0;
   if (point) point_complete(point, barrier->phase);
   barrier->phase++;
   barrier->pending = barrier->expected;
@@ -57,15 +58,30 @@ int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amoun
       barrier->arriver = who;
       if (barrier->tx < 0 && !barrier->pending) wrong = EXTRA_BYTES;
   }
-  if (wrong) return stops(t, wrong, operation, address, amount, who), -1;
+  if (wrong) return stops(t, wrong, .operation = operation, .address = address, .amount = amount, .arriver = who), -1;
   if (operation == EXPECT_TX || operation == EXPECT_ARRIVALS) return phase;
   return settle(t, barrier, operation, address) ? phase : -1;
+}
+
+// Keeps an operation that has been performed, for reports.
+static Moment *keep(Tables *t, int64_t operation, int64_t address, int64_t phase, int64_t place, int64_t warp) {
+  Moment *moment = &t->moments[t->moment_count++ % MOMENTS];
+  *moment = (Moment){.address = address, .operation = (int32_t)operation, .phase = (int32_t)phase,
+                     .place = (int32_t)place, .warp = (int32_t)warp};
+  return moment;
+}
+
+int64_t mbarrier_by(
+    Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who, int64_t place, int64_t warp) {
+  int64_t phase = mbarrier_do(t, operation, address, amount, who);
+  if (phase >= 0) keep(t, operation, address, phase, place, warp)->amount = (int32_t)amount;
+  return phase;
 }
 
 int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
   int64_t place = t->place;
   t->place = -1;  // Python knows where it is
-  int64_t phase = mbarrier_do(t, operation, address, amount, who);
+  int64_t phase = mbarrier_by(t, operation, address, amount, who, -1, -1);
   t->place = place;
   return phase;
 }
@@ -107,7 +123,8 @@ static Lanes next_of(const Instruction *i, const uint8_t *s, uint32_t left, int 
 int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *point) {
   const Agent *agent = t->context->agent;
   return !point->init_clock || is_initialised(agent, point) ||
-         !stops(t, INIT_ORDER, operation, address, point->init_column, point->init_clock);
+         !stops(t, INIT_ORDER, .operation = operation, .address = address, .column = point->init_column,
+                .clock = point->init_clock);
 }
 
 // Lanes are about to arrive.
@@ -124,10 +141,10 @@ static int release(Tables *t, int64_t operation, const Lanes *group, int64_t ord
 // An operation, which observers hear of; of arrive.expect_tx as the mbarrier is between its two halves.
 static int64_t perform(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
   int both = operation == ARRIVE_EXPECT_TX;
-  int64_t phase = mbarrier_do(t, both ? EXPECT_TX : operation, address, amount, who);
+  int64_t phase = mbarrier_by(t, both ? EXPECT_TX : operation, address, amount, who, t->place, who - 1);
   if (phase < 0) return phase;
   const Barrier *barrier = barrier_at(t, address), shown = *barrier;
-  if (both && mbarrier_do(t, ARRIVE, address, 1, who) < 0) return -1;
+  if (both && mbarrier_by(t, ARRIVE, address, 1, who, t->place, who - 1) < 0) return -1;
   if (t->events) {
     const int64_t values[] = {
         operation, address, shown.phase, shown.expected, shown.pending, shown.tx, shown.arriver};
@@ -142,7 +159,7 @@ static const Instruction *run_mbarrier(const Instruction *i, uint8_t *s, Machine
   int together = operation == ARRIVE && !(i->c & AMOUNTS);
   t->place = place_of(i);
   t->progress++;
-  if (!takes_logs(t, operation)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   for (uint32_t left = m->active; t->context && operation != EXPECT_TX && left;) {
     Lanes group = next_of(i, s, left, 0);
     if (!release(t, operation, &group, i->imm & 255)) return leave(m, ERROR);
@@ -167,7 +184,7 @@ static int look(Tables *t, int64_t operation, const Lanes *group) {
   const Barrier *barrier = barrier_at(t, group->address);
   int64_t back = (barrier->phase ^ group->amount) & 1, phase = barrier->phase - back;
   return phase <= 0 || !barrier->point || point_knows(barrier->point, t->context->agent, back) ||
-         !stops(t, PHASE_AMBIGUOUS, operation, group->address, phase, 0);
+         !stops(t, PHASE_AMBIGUOUS, .operation = operation, .address = group->address, .phase = phase);
 }
 
 // Lanes saw the phase before the current one complete.
@@ -189,7 +206,7 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
   int parity = (i->c & PARITY) != 0;
   uint32_t done = 0, active = m->active, result;
   t->place = place_of(i);
-  if (!takes_logs(t, operation)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   for (uint32_t left = active; left;) {
     Lanes group = next_of(i, s, left, 1);
     int32_t passed = mbarrier_test(t, operation, group.address, group.amount, parity);
@@ -208,7 +225,7 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
     if (!look(t, operation, &group)) return leave(m, ERROR);
     left &= ~group.lanes;
   }
-  if (done == active && !(t->flags & SPURIOUS && stops(t, BY_CHANCE, operation, 0, 0, 0))) {
+  if (done == active && !(t->flags & SPURIOUS && stops(t, BY_CHANCE))) {
     header->timed_out = 0;
     result = done;
   } else if (done == active || header->timed_out) {
@@ -228,6 +245,16 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
   for (uint32_t left = t->context ? done : 0; left;) {
     Lanes group = next_of(i, s, left, 0);
     if (!acquire(t, operation, group.address, i->imm & 255)) return leave(m, ERROR);
+    left &= ~group.lanes;
+  }
+  // Of a test_wait that polls there would be no room for anything else.
+  for (uint32_t left = operation == TRY_WAIT ? active : done; left;) {
+    Lanes group = next_of(i, s, left, 1);
+    const Barrier *barrier = barrier_at(t, group.address);
+    Moment *moment = keep(t, operation, group.address, barrier->phase, t->place, header->number);
+    moment->amount = (int32_t)(parity ? group.amount & 1 : group.amount);
+    moment->parity = parity;
+    moment->timed_out = !(done & group.lanes);
     left &= ~group.lanes;
   }
   AT(u64, i->d) = i->c & (ADDRESSES | AMOUNTS) ? result : result != 0;

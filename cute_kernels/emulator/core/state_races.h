@@ -236,6 +236,9 @@ struct LogEntry {
   int32_t argument, instruction;
   int64_t addresses[LANES];
   int64_t steps;  // of the warp, see `WarpHeader`
+  // Of a store that leaves memory as it was: bytes of what the first lane stores; 0 of any other.
+  int64_t kept;
+  uint8_t value[8];
 };
 
 #endif

@@ -35,7 +35,7 @@ from cute_kernels.emulator.machine.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.machine.launch.run import Report
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.observe.roles import of_kernel
-from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.options import Options, default_options
 from cute_kernels.emulator.programs import host, ptx_files
 from cute_kernels.emulator.programs.cuda_graphs import NO_POOL, Graph
 from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
@@ -194,37 +194,62 @@ class Session:
         if self.graph is not None:
             self.graph.launches.append(launch)
             return
-        self._memory.clear()
         regions = dict(self._tensors.regions())
+        self._memory.clear()
         for address, nbytes in regions.items():
             self._memory.register(address, nbytes, self._name(address, nbytes) or "a tensor on the device")
         overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(
             regions.items(), launch.stream
         )
+        options = dataclasses.replace(self.options, roles=self._names(launch))
+        names = {address: self._name(address, nbytes) for address, nbytes in regions.items()}
+        self._execute(launch, self._memory, options, names, overlaps=overlaps, programmatic=overlaps and self._overlap)
+
+    def operation(
+        self, launch: host.CapturedLaunch, memory: GlobalMemory, options: Options, *, programmatic: bool, **_: object
+    ) -> Report:
+        """`host.execute` of an operation of this package with ``backend="emulator"``, whose memory is its tensors."""
+        with self._in_turn():
+            names = {region.start: region.name for region in memory.regions()}
+            return self._execute(launch, memory, options, names, overlaps=False, programmatic=programmatic)
+
+    def _execute(
+        self,
+        launch: host.CapturedLaunch,
+        memory: GlobalMemory,
+        options: Options,
+        names: dict[int, str],
+        *,
+        overlaps: bool,
+        programmatic: bool,
+    ) -> Report:
+        """Executes a launch with this memory, whose parts have ``names`` by their addresses."""
+        regions = {region.start: region.end - region.start for region in memory.regions()}
         number = self._next_number()
-        trace, going_on = self._trace_file(number), self.options.going_on
+        trace, going_on = self._trace_file(number) or options.trace, options.going_on
         if trace is not None:
             self.traces.append(Path(trace))
         if self._kept is not None:
             self._kept.started(number, launch)
         if self._recorder is not None:
             self._recorder.take(
-                launch, regions.items(), overlaps=overlaps, roles=self._names(launch),
-                variables=self._memory.modules.get(launch.ptx),
-                names={address: self._name(address, nbytes) for address, nbytes in regions.items()},
+                launch, regions.items(), overlaps=overlaps, roles=options.roles, barriers=options.barriers,
+                variables=memory.modules.get(launch.ptx), names=names,
             )
         finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
         before, self._before = self._before, None
         try:
-            self._check_chip(launch)
-            how = {"trace": trace, "roles": self._names(launch), "going_on": attaching(going_on, launch, number)}
-            options = dataclasses.replace(self.options, **how)
-            report = host.execute(launch, self._memory, options, programmatic=overlaps and self._overlap)
+            if memory is self._memory:  # an operation has chosen its chip
+                self._check_chip(launch)
+            options = dataclasses.replace(options, trace=trace, going_on=attaching(going_on, launch, number))
+            report = host.execute(launch, memory, options, programmatic=programmatic)
             self._look_for_races(launch, number)
             in_turn = True
             if before is not None and finished is not None and overlaps:
                 in_turn = before.let_overlap(finished, self._memory, self.options)
         except EmulatorError as error:
+            if shape := self._tensors.freed(error.address):
+                error.freed(shape)
             owner = self._tensors.owner_on_the_host(error.address)
             error.message += owner
             error.know("", *([owner.removeprefix(". ")] if owner else []))
@@ -244,6 +269,7 @@ class Session:
         self.launches.append(done)
         if self._report is not None:
             self._report(done)
+        return report
 
     def _look_for_races(self, launch: host.CapturedLaunch, number: int) -> None:
         """Raises GlobalMemoryRace: the launch that has run may run at the same time as one of another stream."""
@@ -320,7 +346,8 @@ class Session:
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
-        with host.recording_runtime(), host.intercept(self.launch, self.refuse):
+        interception = host.intercept(self.launch, self.refuse, self.operation)
+        with host.recording_runtime(), default_options(self.options), interception:
             yield
 
     def _replacements(self) -> Iterator[tuple[object, str, object]]:

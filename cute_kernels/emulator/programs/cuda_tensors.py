@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from unittest import mock
 
@@ -43,6 +44,7 @@ _SYNCHRONISING = {
 """Functions of torch for whose result the host waits for the current stream, besides copies between host and device."""
 _UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 """Functions of torch that leave a result as the host's memory was."""
+_MOST_FREED = 256  # storages that are remembered
 _ALIGNMENT = 512  # bytes, of what the CUDA allocator returns
 
 
@@ -74,6 +76,8 @@ class CudaOnHost(TorchFunctionMode):
         self.report: Callable[[EmulatorError], None] = raising
         self.new_byte = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._shapes: dict[int, str] = {}  # of the first tensor of each storage, by its address, in words
+        self._freed: deque[tuple[int, int, str]] = deque(maxlen=_MOST_FREED)
         self._lock = forks.lock()  # of changes
         self._operators = CudaOperators(self)
 
@@ -85,7 +89,17 @@ class CudaOnHost(TorchFunctionMode):
                 continue
             with self._lock:  # another thread may have a new storage there by now
                 if address in self._storages and self._storages[address][0] is storage:
-                    del self._storages[address]
+                    self._forget(address)
+
+    def _forget(self, address: int) -> None:
+        _, nbytes = self._storages.pop(address)
+        self._freed.append((address, nbytes, self._shapes.pop(address)))
+
+    def freed(self, address: int | None) -> str:
+        """The tensor that was on the device at an address until it was freed, in words, or ""."""
+        latest = reversed(self._freed)
+        found = (shape for start, nbytes, shape in latest if address is not None and start <= address < start + nbytes)
+        return next(found, "")
 
     def lifetimes(self) -> Callable[[int], bool]:
         """Tells later whether a storage that is on the device now, by its address, is still the one there."""
@@ -214,7 +228,11 @@ class CudaOnHost(TorchFunctionMode):
                 size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
                 tensor = torch.empty(0, dtype=tensor.dtype).set_(storage, offset, size, stride)
             with self._lock:
-                self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+                address = storage.data_ptr()
+                if address in self._storages:
+                    self._forget(address)
+                self._storages[address] = (StorageWeakRef(storage), storage.nbytes())
+                self._shapes[address] = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
         return _as_cuda(tensor)
 
     def move(
@@ -241,6 +259,7 @@ class CudaOnHost(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             for name, value in self._queries().items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+            stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))  # as the driver says
             stack.enter_context(mock.patch.object(torch, "Generator", Generator))
             stack.enter_context(mock.patch.object(torch.profiler, "profile", Profile))
             stack.enter_context(on_device_backward(self))
@@ -270,10 +289,15 @@ class CudaOnHost(TorchFunctionMode):
             with contextlib.nullcontext() if entered_stream is None else entered_stream:
                 yield
 
-        names = ("init", "_lazy_init", "empty_cache", "manual_seed", "manual_seed_all")
-        names += ("reset_peak_memory_stats",)
+        names = ("init", "_lazy_init", "empty_cache", "reset_peak_memory_stats")
         return {
             **{name: _nothing() for name in names},
+            # The host draws the device's random numbers, too.
+            "default_generators": (torch.default_generator,),
+            "manual_seed": torch.default_generator.manual_seed,
+            "manual_seed_all": torch.default_generator.manual_seed,
+            "get_rng_state": lambda device=None: torch.default_generator.get_state(),
+            "set_rng_state": lambda new_state, device=None: torch.default_generator.set_state(new_state),
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "device_count": lambda: 1,

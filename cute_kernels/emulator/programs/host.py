@@ -21,6 +21,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from cute_kernels import dsl
 from cute_kernels.common import interrupts
@@ -56,19 +57,19 @@ def recording_runtime() -> Iterator[None]:
         _LOCAL.recording = outer
 
 
-def load_object(code: bytes, prefix: str, ptx: str) -> dsl.HostFunction:
+def load_object(code: bytes, prefix: str, ptx: str, allocations: Allocations) -> dsl.HostFunction:
     """A host function as `recording_runtime` has it compiled, from an object file: nothing is traced or compiled.
 
     Args:
         code, prefix: as `dsl.export_object` made them.
-        ptx: of the kernel.
+        ptx, allocations: of the kernel.
 
     Raises:
         LinkError: as `dsl.HostFunction`.
     """
     symbols = _Symbols()
     recorder = _Recorder(symbols)
-    recorder.ptx = ptx
+    recorder.ptx, recorder.allocations = ptx, (allocations,)
     return dsl.HostFunction(code, prefix, symbols.addresses, recorder)
 
 
@@ -97,19 +98,28 @@ def capture() -> Iterator[list[CapturedLaunch]]:
 
 @contextlib.contextmanager
 def intercept(
-    take: Callable[[CapturedLaunch], None], refuse: Callable[[CapturedLaunch, EmulatorError], None] | None = None
+    take: Callable[[CapturedLaunch], None],
+    refuse: Callable[[CapturedLaunch, EmulatorError], None] | None = None,
+    operation: Callable[..., Report] | None = None,
 ) -> Iterator[None]:
     """``take`` is called with every launch that this thread makes inside through recorded functions.
 
     What it raises comes out of the call of the host function. So does the reason why a launch is illegal or not
     implemented; ``refuse``, if any, is called with both before. The error's ``launch`` and ``ptx`` are set then.
+    ``operation`` takes the place of `execute` for launches of this package's operations.
     """
     outer = getattr(_LOCAL, "take", None)
-    _LOCAL.take = take, refuse
+    _LOCAL.take = take, refuse, operation
     try:
         yield
     finally:
         _LOCAL.take = outer
+
+
+def execute_operation(*launch: Any, **how: Any) -> Report:
+    """`execute`, or whatever the innermost `intercept` has in its place."""
+    _, _, operation = getattr(_LOCAL, "take", None) or (None, None, None)
+    return (operation or execute)(*launch, **how)
 
 
 def submit(launch: CapturedLaunch) -> None:
@@ -185,6 +195,8 @@ def parameter_sizes(ptx: str, kernel_name: str) -> tuple[int, ...]:
     if entry is None:
         if re.search(rf"\.entry\s+{re.escape(kernel_name)}\s*[.{{]", ptx):
             return ()
+        if not ptx.strip():  # CUDA 12 has another name for sm_110
+            raise UnsupportedPTX(f"CuTe DSL made no PTX for {kernel_name}: the extra cu13 knows more chips")
         raise UnsupportedPTX(f"the PTX has no kernel {kernel_name}")
     sizes = []
     for declaration in filter(None, map(str.strip, entry.group(1).split(","))):
@@ -409,7 +421,7 @@ class _Recorder:
             raise EmulatorError("a function compiled under recording_runtime() was called outside record()/capture()")
         if self.ptx is None:
             raise EmulatorError("the function was compiled without --keep-ptx, which recording needs")
-        take, refuse = take
+        take, refuse, _ = take
         config = config.contents
         name = kernel.decode()
         attributes = _attributes(config)

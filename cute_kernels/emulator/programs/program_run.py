@@ -71,6 +71,15 @@ def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
+def _print_traceback(error: Exception) -> None:
+    """Without frames of checks, which are marked as pytest has it: who called them is of interest."""
+    text = traceback.TracebackException.from_exception(error)
+    frames = zip(text.stack, traceback.walk_tb(error.__traceback__))
+    seen = [line for line, (frame, _) in frames if "__tracebackhide__" not in frame.f_code.co_varnames]
+    text.stack = traceback.StackSummary.from_list(seen)
+    print("".join(text.format()), end="", file=sys.stderr)
+
+
 def _run(program: Callable[[], object], session: Session, failed: Callable[..., object], show_traceback: bool) -> int:
     try:
         try:
@@ -90,7 +99,7 @@ def _run(program: Callable[[], object], session: Session, failed: Callable[..., 
             raise MemoryError(str(error).splitlines()[0]) from None
         reported = error_behind(error)
         if reported is None:
-            traceback.print_exc()
+            _print_traceback(error)
             return 1
         if show_traceback or reported is not error:
             traceback.print_exc()

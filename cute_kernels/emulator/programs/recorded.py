@@ -55,7 +55,7 @@ class RecordedLaunch:
         memory: all device memory before the launch.
         previous: the launch before it, where this one may begin before that one is over (programmatic stream
             serialisation, and no other work on the device in between), else None.
-        roles: names of warps, () where none are given.
+        roles: names of warps, () where none are given; ``barriers``: of mbarriers, as of `Options`.
         variables: name and bytes of the module's .global variables before the launch; () before its first one.
         warp_instructions: how many it executed in the program; 0 where it did not end.
     """
@@ -67,6 +67,7 @@ class RecordedLaunch:
     roles: tuple[str, ...] = ()
     variables: tuple[tuple[str, np.ndarray], ...] = ()
     warp_instructions: int = 0
+    barriers: tuple[tuple[int, str], ...] = ()
 
     @property
     def kernel(self) -> tuple[str, str]:
@@ -127,6 +128,7 @@ class Recorder:
         *,
         overlaps: bool,
         roles: tuple[str, ...] = (),
+        barriers: tuple[tuple[int, str], ...] = (),
         variables: Mapping[str, np.ndarray] | None = None,
         names: Mapping[int, str] | None = None,
     ) -> None:
@@ -137,7 +139,7 @@ class Recorder:
             regions: (address, bytes) of all device memory, in the order in which the program allocated it.
             overlaps: whether it may begin before the launch before it is over. Where memory of that launch was freed
                 and is part of something else now, it is recorded as if it may not.
-            roles: names of warps.
+            roles, barriers: names of warps and mbarriers.
             variables: of the module, with their values.
             names: of regions that have one, by address.
         """
@@ -154,7 +156,7 @@ class Recorder:
         if overlaps and self._last is not None and _disjoint(image.span for image in (*before.values(), *images)):
             previous = dataclasses.replace(self._last, previous=None)
         held = tuple((name, cells.copy()) for name, cells in (variables or {}).items())
-        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles, held)
+        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles, held, barriers=barriers)
         digest = self._last.digest()
         if digest not in self._known:
             self._known.add(digest)
@@ -233,7 +235,8 @@ class Replay:
             memory.modules[text] = {name: aligned(self._move(content)) for name, content in each.variables}
             try:
                 going_on = attaching(options.going_on, each.launch, each.number, text)
-                how = dataclasses.replace(options, roles=each.roles or options.roles, going_on=going_on, **own)
+                own |= {"roles": each.roles or options.roles, "barriers": each.barriers or options.barriers}
+                how = dataclasses.replace(options, going_on=going_on, **own)
                 programmatic = launch.programmatic and each is recorded and overlap
                 report = execute(launch, memory, how, programmatic=programmatic, progress=progress)
             except EmulatorError as error:

@@ -22,6 +22,7 @@ from cute_kernels.emulator.errors import (
     raising,
 )
 from cute_kernels.emulator.facts import Memory, Side, WarpName
+from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.machine.state.tmem import COLUMNS, LANE_GROUP, LANES
 from cute_kernels.emulator.races.abroad import Abroad
 from cute_kernels.emulator.races.conflict import Conflict, Part, array_at
@@ -68,6 +69,7 @@ class RaceChecks:
         self.unit = ShadowUnit(self.epochs, self._found, self._asked)
         self.looking: Agent | Operation | None = None  # who makes the access that the core looks at
         self.stand: Callable[[ctypes.Structure], None] | None = None  # where it was made: an entry of the log
+        self.kept = b""  # what it stores, if memory has it already
         for plane in (*(shadow.coarse for shadow in self.shared), *self.planes):
             plane.expect_reads()  # of shared and tensor memory almost every place is
         self.points: dict[int, SyncPoint] = {}
@@ -121,8 +123,11 @@ class RaceChecks:
         return next(one for one in known if one.address == address)
 
     def _asked(self, what: int, conflict: ctypes.Structure) -> None:
+        self.kept = b""
         if conflict.entry and self.stand is not None:
-            self.stand(LogEntry.from_address(conflict.entry))
+            entry = LogEntry.from_address(conflict.entry)
+            self.kept = bytes(entry.value[: entry.kept])
+            self.stand(entry)
         if what == CONSTANTS["RACE_STRONG"]:
             self.ordered(LogEntry.from_address(conflict.entry))
             return
@@ -194,6 +199,9 @@ class RaceChecks:
             f"{name} {verb} {where}, which the {other.what} {earlier} before{place(other.instructions)}, and nothing "
             f"orders the two: {hint}"
         ).know(**fault.facts(before, late, number, other), memory=self._memory(part, number, rank))
+        if self.kept and (verb, earlier) == ("writes", "wrote"):
+            value = int.from_bytes(self.kept, "little")
+            error.know("", f"both write the same value, {value:#x} in the first place: it is a race all the same")
         self.report(error)
 
     def side(self, identity: int, verb: str, space: str, unit: int = 1) -> Side:
@@ -201,7 +209,13 @@ class RaceChecks:
         found = suspects(self.epochs, self.launch.flow, identity, verb == "wrote", space, unit)
         label = self.epochs.label(identity)
         name = WarpName.of(label)
-        return Side(verb, tuple(found), str(name) if name is not None else "", what=label)
+        number = identity >> LANE_BITS
+        column, clock = int(self.epochs.columns[number]), int(self.epochs.clocks[number])
+        owner = next((agent for agent in self.agents if name is not None and agent.label == str(name)), None)
+        waited = owner is not None and column < owner.clocks.shape[1] and bool(owner.clocks[0, column] >= clock)
+        signals = next((address for address, point in self.points.items() if point.column == column), None)
+        place = (signals >> RANK_SHIFT, signals & OFFSET_MASK) if signals is not None else None
+        return Side(verb, tuple(found), str(name) if name is not None else "", what=label, signals=place, waited=waited)
 
     def _not_coherent(self, part: Part, identity: int) -> None:
         before, late, agent = part.before, part.late, self.looking
@@ -249,7 +263,9 @@ class RaceChecks:
             f"{other.what} {earlier}{place(other.instructions)}: it is not known to be complete. What is missing "
             "may be tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed "
             "one"
-        ).know(side=Side(verb, what=what), other=other, memory=Memory("tensor", column, 1, rank))
+        )
+        memory = Memory("tensor", column, 1, rank, lane=LANE_GROUP * group)
+        error.know(side=Side(verb, what=what), other=other, memory=memory)
         self.report(error)
 
     def _memory(self, part: Part, number: int, rank: int) -> Memory:

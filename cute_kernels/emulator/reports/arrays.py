@@ -24,7 +24,7 @@ _DYNAMIC = re.compile(r"__dynamic_shmem__\d+")
 _TYPES = {
     "bf16": ml_dtypes.bfloat16, "f16": "<f2", "f32": "<f4", "tf32": "<f4", "f64": "<f8",
     "f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2, "f8E8M0FNU": ml_dtypes.float8_e8m0fnu,
-    **{f"i{8 * n}": f"<i{n}" for n in (1, 2, 4, 8)}, **{f"ui{8 * n}": f"<u{n}" for n in (1, 2, 4, 8)},
+    **{f"{kind}{8 * n}": f"<{kind[0]}{n}" for n in (1, 2, 4, 8) for kind in ("i", "ui")}, "si8": "i1",
 }  # fmt: skip
 
 
@@ -88,11 +88,11 @@ class Tile:
         return swizzled(first + elements * self.dtype.itemsize, view.swizzle)
 
     def at(self, byte: int) -> str:
-        """Name and coordinates of the element that has a byte of shared memory, "" if none has, or several have."""
+        """Name and coordinates of the element that has a byte as of `places`, "" if none has, or several have."""
         try:
             size = self.places().size * self.dtype.itemsize
             part = (byte - self.first) // self.view.step if self.view.step else 0
-            if part < 0 or self.view.step and size > self.view.step:
+            if part < 0 or self.view.step and (size > self.view.step or self.view.space == "tensor"):
                 return ""
             begins = byte - self.places(part)
         except ValueError:
@@ -106,16 +106,20 @@ def coordinates(index: Iterable[int]) -> str:
     return ", ".join(f"stage {each}" if axis == 2 else str(each) for axis, each in enumerate(index))
 
 
-def tile_at(ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int) -> Tile | None:
-    """The tensor that has a byte of shared memory, None if that is not known; arguments as of `array_at`."""
-    shared = (tile for tile in tiles(ptx, kernel, launch) if tile.view.space == "shared")
-    return next((tile for tile in shared if tile.at(byte)), None)
+def tile_at(
+    ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int, space: str = "shared"
+) -> tuple[Tile | None, str]:
+    """The tensor that has a byte, and the name and coordinates of its element; None and "" if that is not known.
 
-
-def element_at(ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int) -> str:
-    """Name and coordinates of the element that has a byte, "" if that is not known; arguments as of `array_at`."""
-    tile = tile_at(ptx, kernel, launch, byte)
-    return tile.at(byte) if tile is not None else ""
+    Args:
+        ptx, kernel, launch: as of `array_at`.
+        byte: as of `Tile.places`.
+        space: "shared" or "tensor".
+    """
+    if space == "tensor" and ptx.count("tcgen05.alloc") != 1:  # a CTA's first allocation begins with column 0
+        return None, ""
+    found = ((tile, tile.at(byte)) for tile in tiles(ptx, kernel, launch) if tile.view.space == space)
+    return next((each for each in found if each[1]), (None, ""))
 
 
 def tiles(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Tile]:
@@ -127,7 +131,8 @@ def tiles(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Tile
     numbered = dict(enumerate(_numbered(variables, known)))
     dynamic = next((offsets_of[each.name] for each in variables if certain and _DYNAMIC.fullmatch(each.name)), None)
     names = _names([view.places for view in known.views])
-    arrays = {(each.first, each.nbytes): each.name for each in reversed(list(_allocated(ptx, kernel, launch)))}
+    allocated = reversed([each for each in _allocated(ptx, kernel, launch) if each.nbytes])
+    arrays = {(each.first, each.nbytes): each.name for each in allocated}
     for name, view in sorted(zip(names, known.views), key=lambda each: each[1].step > 0):
         if view.space == "tensor":
             first = 0

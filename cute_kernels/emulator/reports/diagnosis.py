@@ -5,21 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.facts import Memory, Side, WarpName
+from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.reports import sources
-from cute_kernels.emulator.reports.arrays import array_at, array_before, element_at
+from cute_kernels.emulator.reports.arrays import array_at, array_before, arrays, tile_at
 from cute_kernels.emulator.reports.barriers import Barriers
-from cute_kernels.emulator.reports.hangs import (
-    cycle,
-    grouped,
-    in_one_sentence,
-    waits_for_bytes,
-    waits_for_first_phase,
-)
+from cute_kernels.emulator.reports.causes import cause_of
+from cute_kernels.emulator.reports.evidence import Evidence
+from cute_kernels.emulator.reports.hangs import cycle, grouped, in_one_sentence
 from cute_kernels.emulator.reports.kinds import kind as kind_of
-from cute_kernels.emulator.reports.model import Barrier, Diagnostic, Place, Related, SourceLine
+from cute_kernels.emulator.reports.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
 from cute_kernels.emulator.reports.operations import noun, with_article
 
 _RELATIONS = {"wrote": "written at", "read": "read at", "waits": "waits at", "expects": "expected at"}
@@ -62,15 +59,7 @@ class _Diagnosis:
         """The report."""
         error, facts = self.error, self.facts
         waiting = grouped(facts.waits, self.place, self.barriers)
-        name = error.kind
-        if name == "hang" and waits_for_bytes(waiting):
-            name = "transaction-bytes"
-        elif name == "hang" and waits_for_first_phase(waiting):
-            name = "first-parity"
-        elif name == "hang" and any(wait.kind == "setmaxnreg" for wait in facts.waits):
-            name = "registers"
-        elif name == "hang" and any(wait.kind == "tcgen05.alloc" for wait in facts.waits):
-            name = "tensor-columns"
+        name, help_ = cause_of(error.kind, self._evidence(waiting))
         kind, fields = kind_of(name), self._fields()
         message = error.message.splitlines() or [""]
         name_of_kernel = self.kernel
@@ -88,13 +77,25 @@ class _Diagnosis:
             exited=tuple(name for each in facts.exited if (name := WarpName.of(each)) is not None),
             barriers=tuple(self.barriers.barrier(state) for state in facts.barriers),
             notes=tuple(facts.notes) if waiting else (*message[1:], *facts.notes),
-            help=_filled(kind.help, fields),
+            help=help_ or _filled(kind.help, fields),
             kernel=sources.short_name(self.ptx, name_of_kernel) if name_of_kernel else "",
             kernel_name=name_of_kernel,
             launch=error.launch_number,
             replay=replay,
             seed=seed,
             schedule=schedule,
+        )
+
+    def _evidence(self, waiting: tuple[Waiting, ...]) -> Evidence:
+        past = Barriers(self.facts.past.barriers, self.place)
+        instructions: Sequence[Instruction] = ()
+        if self.ptx and not isinstance(self.error, UnsupportedPTX):
+            kernels = parse(self.ptx).kernels
+            found = kernels.get(self.kernel) or next(iter(kernels.values()), None)
+            instructions = found.instructions if found is not None else ()
+        named = tuple(arrays(self.ptx, self.kernel, self.error.launch)) if instructions else ()
+        return Evidence(
+            self.error, waiting, self.place, lambda state: past.barrier(state).title, named, instructions
         )
 
     # --- places -------------------------------------------------------------------------------------------------------
@@ -166,7 +167,10 @@ class _Diagnosis:
         if memory.space == "tensor":
             last = memory.first + memory.count - 1
             columns = f"column {memory.first}" if memory.count == 1 else f"columns {memory.first} to {last}"
-            return f"{columns} of the tensor memory of CTA {memory.cta}"
+            element = self._element(4 * (memory.first + (memory.lane << 16)), "tensor")
+            who = WarpName.of(self.error.warp)
+            cta = who.cta if memory.cta < 0 and who is not None else memory.cta
+            return f"{columns} of the tensor memory of CTA {cta}" + f": {element}" * bool(element)
         count = f"{memory.count} byte{'s' if memory.count != 1 else ''}"
         if memory.space != "shared":
             return f"{count} from byte {memory.first} on of {memory.name or 'a global array'}"
@@ -181,10 +185,13 @@ class _Diagnosis:
         array = array_at(*arguments, memory.count)
         if array is None:
             return f"{count} at {place}"
-        element = element_at(*arguments)
-        last = element_at(*arguments[:3], memory.first + memory.count - 1) if element else ""
+        element = self._element(memory.first)
+        last = self._element(memory.first + memory.count - 1) if element else ""
         tile = f": {element}" + (f" to {last}" if last not in ("", element) else "") if element else ""
         return f"{count} from byte {memory.first - array.first} on of {array.name} ({place}){tile}"
+
+    def _element(self, byte: int, space: str = "shared") -> str:
+        return tile_at(self.ptx, self.kernel, self.error.launch, byte, space)[1] if self.ptx else ""
 
     @staticmethod
     def _barrier_title(barrier: Barrier | None) -> str:

@@ -64,20 +64,6 @@ def _object(waiting: Waiting) -> str:
     return rest if verb == "waits" else ""
 
 
-def waits_for_first_phase(waiting: Sequence[Waiting]) -> bool:
-    """Whether nothing has ever happened to the barriers that all wait for: somebody's first wait is one too many."""
-    barriers = [each.barrier for each in waiting]
-    return len(barriers) > 1 and all(
-        each is not None and each.phase == 0 and each.pending == each.expected and not each.tx and not each.last_arrival
-        for each in barriers
-    )
-
-
-def waits_for_bytes(waiting: Sequence[Waiting]) -> bool:
-    """Whether somebody waits for a phase of which the copies have not brought the bytes that were announced."""
-    return any(each.barrier is not None and each.barrier.tx for each in waiting)
-
-
 def cycle(waiting: Sequence[Waiting]) -> tuple[str, ...]:
     """How the groups hold each other up, a sentence each, the last one leading back to the first; none if not known.
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
 from cute_kernels import dsl
 from cute_kernels.kernels.gemm import Addends, bias_view, biases, finish, gemm_addends, multipliers, row_pitch
-from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
 from cute_kernels.kernels.sm80.epilogue import (
     lane_blocks,
     lane_column,
@@ -26,8 +26,8 @@ from cute_kernels.kernels.sm80.instructions import any_of_cta, count_arrival
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.plan import Sm80GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.gemm_sm80 import Sm80GemmPlan
 
 
 @dataclass(frozen=True)
@@ -159,50 +159,29 @@ class GemmTiles:
                     store_vector(self.out, place, rounded)
 
 
-class Sm80GemmKernel:
+class Sm80GemmKernel(Host):
     """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
 
-    def __init__(self, plan: Sm80GemmPlan) -> None:
-        self.plan = plan
+    plan: Sm80GemmPlan
 
     @cute.jit
-    def __call__(
-        self,
-        a_pointer: cute.Pointer,
-        b_pointer: cute.Pointer,
-        bias_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale: Float32 | cute.Pointer | None,
-        row_scale: cute.Pointer | None,
-        column_scale: cute.Pointer | None,
-        residual_pointer: cute.Pointer | None,
-        out_scale: Float32 | cute.Pointer | None,
-        arrivals: cute.Pointer | None,
-        partials: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batches: Int32,
-        clusters: Int32,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
-        factors, sizes = (scale, row_scale, column_scale), (m, n, batches)
         tiles = GemmTiles(
             plan=self.plan,
-            a=a_pointer,
-            b=b_pointer,
-            bias=bias_pointer,
-            addends=gemm_addends(self.plan, factors, residual_pointer, out_scale, sizes),
-            out=out_pointer,
-            arrivals=arrivals,
-            partials=partials,
-            m=m,
-            n=n,
-            k=k,
-            batches=batches,
+            a=o.a,
+            b=o.b,
+            bias=o.bias,
+            addends=gemm_addends(self.plan, o),
+            out=o.out,
+            arrivals=o.arrivals,
+            partials=o.partials,
+            m=o.m,
+            n=o.n,
+            k=o.k,
+            batches=o.batches,
         )
-        launch(self.kernel(tiles), self.plan, clusters, stream)
+        launch(self.kernel(tiles), self.plan, o.clusters, stream)
 
     @cute.kernel
     def kernel(self, tiles: GemmTiles) -> None:

@@ -12,6 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round, scales_of
+from cute_kernels.kernels.host import Host, Operands
 from cute_kernels.kernels.sm80.epilogue import (
     ROWS_AHEAD,
     lane_blocks,
@@ -27,8 +28,8 @@ from cute_kernels.kernels.sm80.epilogue import (
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.tiles import TableRows, index_view
-from cute_kernels.plan import Sm80PatchEmbedPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.patch_embed_sm80 import Sm80PatchEmbedPlan
 
 
 @dataclass(frozen=True)
@@ -122,46 +123,28 @@ class RowsTiles:
         return own
 
 
-class Sm80PatchEmbedKernel:
+class Sm80PatchEmbedKernel(Host):
     """Host entry and kernel for one plan. Sizes are launch arguments."""
 
-    def __init__(self, plan: Sm80PatchEmbedPlan) -> None:
-        self.plan = plan
+    plan: Sm80PatchEmbedPlan
 
     @cute.jit
-    def __call__(
-        self,
-        x_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        table_pointer: cute.Pointer | None,
-        index_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale_argument: Float32 | cute.Pointer | None,
-        row_scale_pointer: cute.Pointer | None,
-        feature_scale_pointer: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        table_rows: Int32,
-        clusters: Int32,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         by_pointer = self.plan.problem.scale_source == "pointer"
-        scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
         tiles = RowsTiles(
             plan=self.plan,
-            x=x_pointer,
-            weight=weight_pointer,
-            table=table_pointer,
-            positions=TableRows(table_rows, index_view(index_pointer, m), m),
-            out=out_pointer,
-            scales=scales,
-            m=m,
-            n=n,
-            k=k,
+            x=o.x,
+            weight=o.weight,
+            table=o.table,
+            positions=TableRows(o.table_rows, index_view(o.index, o.m), o.m),
+            out=o.out,
+            scales=scales_of(by_pointer, o.scale, o.row_scale, o.feature_scale, o.m, o.n),
+            m=o.m,
+            n=o.n,
+            k=o.k,
         )
-        launch(self.kernel(tiles), self.plan, clusters, stream)
+        launch(self.kernel(tiles), self.plan, o.clusters, stream)
 
     @cute.kernel
     def kernel(self, tiles: RowsTiles) -> None:

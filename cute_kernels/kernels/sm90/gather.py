@@ -14,8 +14,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
-from cute_kernels.kernels.graph import sm90_gather_graph
-from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
+from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, Operands
 from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import (
     Pipe,
@@ -222,13 +221,14 @@ class Sm90GatherKernel(ImagesHost):
     plan: Sm90GatherPlan
 
     def __init__(self, plan: Sm90GatherPlan) -> None:
-        super().__init__(plan, sm90_gather_graph(plan))
+        super().__init__(plan)
         self.dtype, self.out_dtype = (ELEMENT_TYPES[name] for name in (plan.problem.in_dtype, plan.problem.out_dtype))
 
-    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
-        plan, config, problem, o = self.plan, self.plan.config, self.plan.problem, operands
+    def arguments(self, o: Operands, weight: cute.Tensor, grid: tuple[Int32, Int32]) -> DeviceArguments:
+        plan, config, problem = self.plan, self.plan.config, self.plan.problem
+        grid_height, grid_width = grid
         images = cute.make_tensor(o.images, self._images_layout(o.batch, o.height, o.width))
-        out = cute.make_tensor(o.out, self._out_layout(o.batch, o.grid_height, o.grid_width, o.n))
+        out = cute.make_tensor(o.out, self._out_layout(o.batch, grid_height, grid_width, o.n))
         shape, majors = (WARPGROUP_ROWS, config.tile_n, 16), (OperandMajorMode.K, OperandMajorMode.K)
         tiled_mma = cute.make_tiled_mma(
             warpgroup.MmaF16BF16Op(self.dtype, Float32, shape, warpgroup.OperandSource.SMEM, *majors)
@@ -238,19 +238,19 @@ class Sm90GatherKernel(ImagesHost):
         table = None
         if o.table is not None:
             pairs = n_tiles * (config.cluster * config.tile_n // 2)
-            rows = o.grid_height * o.grid_width if problem.table_rows > 1 else 1
+            rows = grid_height * grid_width if problem.table_rows > 1 else 1
             table = cute.make_tensor(o.table, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
         return DeviceArguments(
             tiled_mma=tiled_mma,
             images=load_tma(images, self._box_layout(1), plan.box, config.cluster),
-            weight=load_tma(o.weight, k_major(self.dtype, weight_box, 1), weight_box),
+            weight=load_tma(weight, k_major(self.dtype, weight_box, 1), weight_box),
             out=store_tma(out, self._staging_layout(1), plan.store_box),
             table=table,
-            grid_height=o.grid_height,
-            grid_width=o.grid_width,
+            grid_height=grid_height,
+            grid_width=grid_width,
             image_tiles=cute.ceil_div(o.batch, config.tile_images),
-            column_tiles=cute.ceil_div(o.grid_height, config.tile_rows),
-            row_tiles=cute.ceil_div(o.grid_width, config.tile_patches),
+            column_tiles=cute.ceil_div(grid_height, config.tile_rows),
+            row_tiles=cute.ceil_div(grid_width, config.tile_patches),
             n_tiles=n_tiles,
         )
 

@@ -21,8 +21,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import scale_add
-from cute_kernels.kernels.graph import sm90_graph
-from cute_kernels.kernels.host import ImagesHost, ImagesOperands
+from cute_kernels.kernels.host import ImagesHost, Operands
 from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import (
     PipelineState,
@@ -311,17 +310,14 @@ class Sm90ImagesKernel(ImagesHost):
 
     plan: Sm90ImagesPlan
 
-    def __init__(self, plan: Sm90ImagesPlan) -> None:
-        super().__init__(plan, sm90_graph(plan))
-
-    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
-        plan, o = self.plan, operands
-        weight = o.weight if plan.resident else weight_tma(plan, o.weight)
-        out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
+    def arguments(self, o: Operands, weight: cute.Tensor, grid: tuple[Int32, Int32]) -> DeviceArguments:
+        plan = self.plan
+        weight = weight if plan.resident else weight_tma(plan, weight)
+        out = cute.make_tensor(o.out, out_layout(o.batch, *grid, o.n))
         out = store_tma(out, self._staging_layout(), self._out_box())
         images = images_tma(plan, o, plan.config.cluster)
         source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
-        common = strips_arguments(plan, o, images, weight, out)
+        common = strips_arguments(plan, o, grid, images, weight, out)
         return DeviceArguments(integer_mma(plan, source), common)
 
     def _out_box(self) -> tuple[int, int, int, int]:

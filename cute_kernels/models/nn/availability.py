@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -45,23 +44,6 @@ def plain_torch_wanted() -> bool:
 def in_graph() -> bool:
     """Whether a graph is made, of this package's operators or of plain torch: nothing is kept from call to call."""
     return traced() or plain_torch_wanted()
-
-
-def in_autograd_function() -> bool:
-    """Whether the ``forward`` of a `torch.autograd.Function` is under way, in which gradients are disabled.
-
-    Checkpointing with ``use_reentrant=True`` and its likes run a module there, and again with gradients in the backward
-    pass, which has to repeat the numbers. No flag of autograd tells; the frames around do, in about 30 ns each.
-    """
-    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-        return False
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -6,7 +6,6 @@ kernels read is made from them, kept beside them and made anew when they change.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from cute_kernels.operations import patch_embed as patch_embed_operation
 from cute_kernels.operations import patch_embed_images as images_operation
 from cute_kernels.operations import patch_weight
 from cute_kernels.operations.reference.images import patch_rows
-from cute_kernels.operations.runtime.constants import DERIVED, outside_of_pools
+from cute_kernels.operations.runtime.constants import DERIVED, in_autograd_function, outside_of_pools
 from cute_kernels.plan.base import VECTOR_BYTES
 
 E4M3_MAX = 448.0
@@ -58,14 +57,31 @@ def _cast(out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Fp8Weight:
-    """``[N, K]`` E4M3 values and their multiplier, K in the order of the rows that they multiply."""
+    """``[N, K]`` E4M3 values and ``[1, N]`` FP32 multipliers, K in the order of the rows that they multiply."""
 
     values: torch.Tensor
-    scale: float
+    scale: torch.Tensor
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Fp8Weight:
         """Moves and never casts."""
-        return Fp8Weight(self.values.to(fn(self.values).device), self.scale)
+        device = fn(self.values).device
+        return Fp8Weight(self.values.to(device), self.scale.to(device))
+
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> Fp8Weight:
+        """Rounded with a multiplier for each feature, so that a feature's errors do not depend on the others.
+
+        Raises:
+            ValueError: NaN or infinity.
+        """
+        wide = rows.to(torch.float32)
+        largest = wide.abs().amax(1, keepdim=True)
+        if not bool(torch.isfinite(largest).all()):
+            raise ValueError("weight has NaN or infinity: must be finite numbers")
+        # Not smaller than what keeps the quotient by a multiplier finite.
+        scale = torch.where(largest == 0, 1.0, (largest / E4M3_MAX).clamp(min=torch.finfo(torch.float32).tiny))
+        values = (wide / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        return cls(values.contiguous(), scale.T.contiguous())
 
 
 class PatchEngine:
@@ -94,12 +110,11 @@ class PatchEngine:
     def takes_over(self, pixels: torch.Tensor, *parameters: torch.Tensor | None, training: bool = True) -> bool:
         """Whether the kernels compute this call; otherwise the plain module does.
 
-        It does while gradients are wanted (gradients are enabled and a tensor requires them, or the call is
-        part of a `torch.autograd.Function`, as the first pass of reentrant checkpointing is), while a graph is traced
-        or exported, under transformations of `torch.func` and forward-mode autograd, for parameters that are no plain
-        bfloat16, float16 or float32 tensors, for features that are no multiple of 8, for float32 weights of precision
-        "auto", for no pixels at all, where a mode of torch sees each operation, and on devices without a kernel.
-        Of the last two, and of gradients of a module that is not in ``training``, a warning tells.
+        It does while gradients are wanted that no kernel's operation has (`_trains`), while a graph is traced
+        or exported as plain torch, under transformations of `torch.func` and forward-mode autograd, for parameters that
+        are no plain bfloat16, float16 or float32 tensors, for features that are no multiple of 8, for float32 weights
+        of precision "auto", for no pixels at all, where a mode of torch sees each operation, and on devices without a
+        kernel. Of the last two, and of gradients of a module that is not in ``training``, a warning tells.
 
         Args:
             pixels: images or rows.
@@ -120,14 +135,12 @@ class PatchEngine:
             return False
         if not availability.traced() and not pixels.numel():
             return False
-        wants_gradients = any(tensor.requires_grad for tensor in tensors)
-        if wants_gradients and not torch.is_grad_enabled() and availability.in_autograd_function():
-            return False
-        if wants_gradients and torch.is_grad_enabled():
-            if not training and not pixels.requires_grad:
+        if self._wants_gradients(*tensors) and not self._trains(*tensors[:2]):
+            if torch.is_grad_enabled() and not training and not pixels.requires_grad:
                 warn(
                     "A patch embedding in eval mode runs the plain torch module, for gradients are enabled and its "
-                    "parameters require them: use torch.no_grad() or torch.inference_mode(), or freeze them.",
+                    f"weight, of precision {self.options.precision!r}, requires them: use torch.no_grad() or "
+                    "torch.inference_mode(), or freeze it.",
                     stacklevel=4,
                 )
             return False
@@ -138,6 +151,20 @@ class PatchEngine:
         if reason is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=4)
         return reason is None
+
+    @staticmethod
+    def _wants_gradients(*tensors: torch.Tensor | None) -> bool:
+        """Whether gradients are enabled and a tensor requires them, or were when this call was made: the first pass of
+        reentrant checkpointing is part of a `torch.autograd.Function`, and has to give the second one's numbers."""
+        wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        return wanted and (torch.is_grad_enabled() or in_autograd_function())
+
+    def _trains(self, pixels: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether gradients go through the operations: of weights and pixels of 16 bits; of positions and bias always,
+        but in a graph, where other weights are prepared inside an operator that has none."""
+        if self._training_type(weight) is not None:
+            return True
+        return not (pixels.requires_grad or weight.requires_grad or availability.traced())
 
     def takes_over_unless(
         self,
@@ -288,10 +315,45 @@ class PatchEngine:
             position_ids: ``[1, S]``, which of them each patch gets, in a graph that is traced: elsewhere the caller
                 has seen that they are in order.
         """
+        dtype = self._training_type(weight)
+        if dtype is not None and self._wants_gradients(images, weight, bias, pos_embed):
+            return self._training_images(images, weight, bias, pos_embed, position_ids, dtype)
         if availability.traced():
             call = torch.ops.cute_kernels.embed_patches
             return call(images, weight, bias, pos_embed, position_ids, self.text)
         return self._images(images, weight, bias, pos_embed)
+
+    def _training_type(self, weight: torch.Tensor) -> torch.dtype | None:
+        """Type of the products where plain torch would multiply in it, too, as of the weight or of autocast; or None:
+        a float32 model is not trained with weights that are rounded."""
+        wide, device = patch_weight.WIDE_TYPES.get(self.options.precision_for(weight.dtype)), weight.device.type
+        if weight.dtype is wide or (torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is wide):
+            return wide
+        return None
+
+    def _training_images(self, images, weight, bias, pos_embed, position_ids, dtype: torch.dtype) -> torch.Tensor:
+        """`images` from the weight as it is: nothing is prepared, kept, or compared, which a GPU would wait for."""
+        images = self._normalised(self._whole(images, weight)).to(dtype)
+        matrix, patch = self._chw(weight).to(dtype).contiguous(), self.patch(weight)
+        if pos_embed is not None:
+            pos_embed = pos_embed.reshape(-1, pos_embed.shape[-1])
+            pos_embed = pos_embed if position_ids is None else pos_embed[position_ids[0]]
+        # A graph must not ask which kernels there are; all give bfloat16.
+        asked = weight.dtype is not torch.bfloat16 and not availability.traced()
+        out_dtype = self._images_out_dtype(images, weight) if asked else weight.dtype
+        if out_dtype is not None and (asked or weight.dtype is torch.bfloat16):
+            given = images, matrix, None, None, bias, pos_embed, patch, out_dtype, self.options.backend, None
+            return images_operation.PATCH_EMBED_IMAGES.call(given).to(weight.dtype)
+        out = self._product(patch_rows(images, patch), matrix, bias, weight.dtype)
+        out = out.view(images.shape[0], self._positions(images, patch), out.shape[1])
+        return out if pos_embed is None else out + pos_embed.to(out.dtype)
+
+    def _chw(self, weight: torch.Tensor) -> torch.Tensor:
+        """``[N, K]`` in the order of images."""
+        if weight.dim() == 2 and self.options.order == "hwc":
+            patch = self.patch(weight)
+            weight = weight.view(-1, patch, patch, self.options.channels).permute(0, 3, 1, 2)
+        return weight.flatten(1)
 
     def _images(self, images, weight: torch.Tensor, bias, pos_embed) -> torch.Tensor:
         prepared = self.prepared("images", weight)
@@ -331,6 +393,13 @@ class PatchEngine:
             table: ``[T, N]`` positions, and which of them each row gets:
             index: ``[..]`` int32.
         """
+        dtype = self._training_type(weight)
+        if dtype is not None and self._wants_gradients(rows, weight, bias, table):
+            pixels, matrix = self._normalised(rows).to(dtype), weight.flatten(1)
+            if self.is_still(rows, weight):
+                matrix = self._one_frame(matrix)
+            out = self._product(pixels, matrix.to(dtype).contiguous(), bias, weight.dtype)
+            return out if table is None else out + table.to(out.dtype)[index.long()]
         if table is None and availability.traced():
             return torch.ops.cute_kernels.embed_patches(rows, weight, bias, None, None, self.text)
         return self._rows(rows, weight, bias, table, index)
@@ -420,6 +489,10 @@ class PatchEngine:
         frames = self.options.frames
         return frames > 1 and rows.shape[-1] * frames == weight[0].numel()
 
+    def _one_frame(self, matrix: torch.Tensor) -> torch.Tensor:
+        """``[N, C * p * p]`` FP32, of equal frames, from ``[N, C * T * p * p]``."""
+        return matrix.unflatten(1, (self.options.channels, self.options.frames, -1)).float().sum(2).flatten(1)
+
     def all_frames(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Rows with all frames of the weight; of a still image they are equal."""
         if not self.is_still(rows, weight):
@@ -437,14 +510,13 @@ class PatchEngine:
             weight: of the layer.
             still: whether its frames are summed, in FP32.
         """
-        channels, frames = self.options.channels, self.options.frames
+        frames = self.options.frames
 
         def prepare() -> Any:
             own = weight.detach()
             if not still:
                 return self._prepare(kind, own, weight.dtype, frames)
-            summed = own.flatten(1).unflatten(1, (channels, frames, -1)).float().sum(2).flatten(1)
-            return self._prepare(kind, summed, weight.dtype, 1)
+            return self._prepare(kind, self._one_frame(own.flatten(1)), weight.dtype, 1)
 
         return self.made_from((weight,), f"{kind}, of one frame" if still else kind, prepare)
 
@@ -468,16 +540,7 @@ class PatchEngine:
         """The prepared operand of ``frames`` frames of a weight, whose layer has this ``dtype``."""
         options = self.options
         if options.precision == "fp8":
-            rows = weight.flatten(1)
-            if kind == "images" and weight.dim() == 2 and options.order == "hwc":
-                patch = self.patch(weight)
-                rows = weight.view(-1, patch, patch, options.channels).permute(0, 3, 1, 2).flatten(1)
-            largest = float(rows.abs().amax())
-            if not math.isfinite(largest):
-                raise ValueError("weight has NaN or infinity: must be finite numbers")
-            scale = largest / E4M3_MAX or 1.0
-            values = (rows.to(torch.float32) / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-            return Fp8Weight(values.contiguous(), scale)
+            return Fp8Weight.of(self._chw(weight) if kind == "images" else weight.flatten(1))
         precision = options.precision_for(dtype)
         half = (0.5,) * options.channels  # with no pixels to normalise
         if kind == "rows":
@@ -535,10 +598,7 @@ class PatchEngine:
         Args:
             pixels: ``[B, C, H, W]``, or rows in the order of the options, of any number of frames.
         """
-        mean, std = (
-            torch.tensor(value, dtype=torch.float32, device=pixels.device)
-            for value in (self.options.mean, self.options.std)
-        )
+        mean, std = (patch_weight.of_channels(values, pixels) for values in (self.options.mean, self.options.std))
         scaled = pixels.to(torch.float32) / 255
         if pixels.dim() == 4:
             return (scaled - mean[:, None, None]) / std[:, None, None]
@@ -569,7 +629,10 @@ class PatchEngine:
 
     def _by_rows(self, rows, prepared, bias) -> torch.Tensor:
         sources, offset = (prepared.offset, bias), prepared.offset
-        shift = offset if bias is None else DERIVED.get("shift", sources, lambda: offset + bias.to(torch.float32))
+        if bias is not None and self._wants_gradients(bias):
+            shift = offset + bias.to(torch.float32)  # not kept: gradients flow through it, once
+        else:
+            shift = offset if bias is None else DERIVED.get("shift", sources, lambda: offset + bias.to(torch.float32))
         return patch_embed_operation.patch_embed(
             rows, prepared.raw, shift, scale_b=prepared.scale[None], backend=self.options.backend
         )

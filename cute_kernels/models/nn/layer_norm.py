@@ -19,6 +19,10 @@ class LayerNormEngine(PatchEngine):
         options: of precision ``"int8"``; what rows are divided by is 255 times its standard deviation.
     """
 
+    def _trains(self, pixels: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Bias and norm are folded into a prepared weight, through which no gradients flow."""
+        return False
+
     @property
     def divisor(self) -> float:
         """The divisor of rows of 0 to 255."""

@@ -100,9 +100,10 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
     another parameter under the first (``load_state_dict(assign=True)``, ``to_empty``, an assignment) parts the two,
     and a call raises RuntimeError. `convert_layer` is for such models: it leaves parameters and names alone.
 
-    There is no backward. While gradients are enabled and images or parameters require them, the plain torch module runs
-    on the unquantised parameters, so training works as before. The same holds while a graph is traced or exported, and
-    on devices without a kernel (with one warning).
+    It trains through the kernel where parameters have the 16-bit type that is multiplied, or autocast has it; so do
+    positions and bias alone, of every precision. Otherwise, while gradients are enabled and images or parameters
+    require them, the plain torch module runs on the unquantised parameters. The same holds while a graph is traced or
+    exported, and on devices without a kernel (with one warning).
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from cute_kernels.common import forks
 from cute_kernels.config import check_choice
 from cute_kernels.models.nn import availability
 from cute_kernels.models.nn.origin import Origin
+from cute_kernels.operations.runtime.constants import DERIVED
 
 Interpolation = Literal["bicubic", "bilinear"]
 
@@ -205,7 +206,9 @@ class PositionCache:
 
     @torch.compiler.disable
     def _kept(self, pos_embed: torch.Tensor, key: Hashable, build: Callable[[], object]) -> object:
-        if torch.is_grad_enabled() and pos_embed.requires_grad:
+        # Beside a weight that trains, comparing positions on a GPU would make the host wait in every step.
+        compared = pos_embed.is_cuda and DERIVED.compares_on_gpu
+        if torch.is_grad_enabled() and (pos_embed.requires_grad or compared):
             return build()
         with self._lock:
             if self._source is None or not self._source.is_unchanged(pos_embed):

@@ -78,7 +78,7 @@ def _launch(
     options = dataclasses.replace(options or emulator.current_options(), roles=plan.roles, barriers=barriers)
     try:
         for _ in range(repeat):
-            report = programs.host.execute(
+            report = programs.host.execute_operation(
                 launch, memory, options, programmatic=captured.programmatic, progress=progress
             )
     except emulator.EmulatorError as error:

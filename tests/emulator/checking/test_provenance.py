@@ -14,6 +14,7 @@ from cute_kernels.emulator.checking.debugger import Debugger
 from cute_kernels.emulator.programs.capturing import capture
 from cute_kernels.emulator.programs.program_run import run_program
 from cute_kernels.emulator.programs.recorded import RecordedLaunch
+from cute_kernels.emulator.reports.diagnosis import diagnose
 from tests.emulator.checking.test_debugger import COUNT, GEMM, recorded
 from tests.emulator.checking.test_reduction import write
 
@@ -78,8 +79,6 @@ def test_reports_have_coordinates(tmp_path: Path) -> None:
     path, errors = changed(tmp_path, "self.operands.wait_full(state)", "pass"), []
     with capture("sm_90a", Options()) as session:
         run_program(str(path), [], session, lambda error, *_: errors.append(error))
-    from cute_kernels.emulator.reports.diagnosis import diagnose
-
     found = re.search(r"byte (\d+) on of (\w+) \(.*\): (\w+)\[(\d+), (\d+), stage (\d+)\]", diagnose(errors[0]).memory)
     assert isinstance(errors[0], EmulatorError) and found[2] == found[3]
     row, column, stage = map(int, found.groups()[3:])
@@ -121,9 +120,10 @@ def test_watchpoints_of_tiles_and_barriers(launch: RecordedLaunch) -> None:
         b = bfloats(launch, "b", 160)
         assert f" -> {b[0, 0]}, by " in reason and "TMA load of 8192 bytes" in reason
         debugger.delete(2)
-        debugger.watch("barrier barriers[0]")
+        debugger.watch("barrier barriers[0]")  # behind the last bytes of its first phase
+        assert debugger.phase("barriers[0]") == 1
         reason = debugger.go().reason
-        assert re.match(r"watchpoint 3: barrier barriers\[0\] 0 -> 1, by .*TMA load of 8192 bytes", reason)
+        assert re.match(r"watchpoint 3: barrier barriers\[0\] 1 -> 2, by .*TMA load of 8192 bytes", reason)
 
 
 def products(lines: list[str]) -> list[tuple[str, str]]:

@@ -64,7 +64,7 @@ def seeds_of(text: str) -> range:
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     seeds = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
     if not seeds:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number such as 7, or a range such as 3-9, is needed")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number such as 7, or a range such as 3-9")
     return seeds
 
 

@@ -25,6 +25,8 @@ from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation
 from cute_kernels.emulator.programs import capture, host
 from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor
 from cute_kernels.emulator.programs.streams import Streams
+from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.testing import assert_matches
 from tests.emulator import scale_program
 
 PROGRAM = str(Path(scale_program.__file__))
@@ -77,7 +79,7 @@ def test_new_device_memory_may_be_what_shows_in_results(make: Callable[[torch.Te
         if made.is_floating_point():
             assert made.add_(1).isnan().all()
     for byte in (-1, 256, True, 1.0):
-        with pytest.raises(ValueError, match="new_byte .*: an int from 0 to 255"), capture("sm_90a", new_byte=byte):
+        with pytest.raises(ValueError, match="new_byte .*: must be an int from 0"), capture("sm_90a", new_byte=byte):
             pass
 
 
@@ -138,6 +140,39 @@ def test_command_knows_tensors_that_no_gpu_could_access(capsys) -> None:
     error = capsys.readouterr().err
     assert "This address is in a CPU tensor float32 (100,), which a GPU cannot access" in error
     assert "e.g. tensor.cuda()" in error
+
+
+def test_a_freed_tensor_is_named_by_its_type_and_shape() -> None:
+    with capture("sm_90a"):
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch(x, y, 1.0, 64)
+        graph.replay()
+        assert y.tolist() == [2.0] * 64
+        del x
+        with pytest.raises(IllegalAccess) as info:
+            graph.replay()
+    found = diagnose(info.value)
+    assert found.kind == "freed-memory" and "a CUDA graph" in found.help
+    assert found.sentence == "a load of 4 bytes of global memory is in a tensor float32 (64,) that has been freed"
+
+
+def test_the_traceback_of_assert_matches_ends_where_it_was_called(capsys, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch\nfrom cute_kernels.testing import assert_matches\n"
+        "assert_matches(torch.ones(2), torch.zeros(2), name='sums')\n"
+    )
+    assert cli.main(["emulate", "--quiet", str(script)]) == 1
+    error = capsys.readouterr().err
+    assert "compare.py" not in error and "_differences" not in error
+    assert "program.py\", line 3" in error and "2 of 2 elements of sums" in error
+    with pytest.raises(AssertionError) as info:
+        assert_matches(torch.ones(2), torch.zeros(2))
+    assert [entry.name for entry in info.traceback.filter(info)] == [
+        "test_the_traceback_of_assert_matches_ends_where_it_was_called"
+    ]
 
 
 @pytest.mark.parametrize("kind", ["sparse", "mkldnn"])
@@ -250,6 +285,22 @@ def test_what_is_computed_on_the_device_stays_there(device) -> None:
     assert torch.randn(3, generator=torch.Generator(device="cuda").manual_seed(1), device="cuda").is_cuda
     with torch.device("cuda"):
         assert torch.empty(3).is_cuda
+
+
+def test_the_random_numbers_of_the_device_can_be_drawn_again(device) -> None:
+    def drawn() -> list[float]:
+        return torch.randn(3, device="cuda").tolist()
+
+    torch.cuda.manual_seed(7)
+    first = drawn()
+    state = torch.cuda.get_rng_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        second = drawn()
+    assert drawn() == second != first
+    torch.cuda.set_rng_state(state)
+    assert drawn() == second
+    torch.cuda.manual_seed_all(7)
+    assert drawn() == first
 
 
 class Doubled(torch.autograd.Function):
@@ -608,6 +659,7 @@ def test_dlpack_says_where_a_tensor_is(device) -> None:
 
 def test_queries(device) -> None:
     assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.device_count() == 1
+    assert torch.version.cuda == "13.0"
     assert torch.cuda.get_device_properties(0).multi_processor_count == 7
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -662,7 +714,7 @@ def test_a_launch_of_what_the_program_compiled_itself() -> None:
 )
 def test_shared_memory_of_an_architecture(arch: str, most: int) -> None:
     """KiB of a CTA, as the CUDA programming guide has them: devices say so, and launches with more are refused."""
-    one, ptx = (1, 1, 1), f".version 8.8\n.target {arch}\n.address_size 64\n.visible .entry k()\n{{\nret;\n}}\n"
+    one, ptx = (1, 1, 1), f".version 9.0\n.target {arch}\n.address_size 64\n.visible .entry k()\n{{\nret;\n}}\n"
     with capture(arch):
         assert torch.cuda.get_device_properties(0).shared_memory_per_block_optin == most << 10
         host.submit(CapturedLaunch("k", one, one, one, most << 10, (), ptx))

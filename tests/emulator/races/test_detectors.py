@@ -150,7 +150,7 @@ def test_lanes_that_initialise_one_mbarrier():
 def test_names_that_are_none():
     with pytest.raises(ValueError, match="without = 'leaks': must be one of 'races', 'uninitialised', 'registers', "):
         Options(without=("leaks",))
-    with pytest.raises(TypeError, match="without 'races': a tuple of names"):
+    with pytest.raises(TypeError, match="without = 'races': must be a tuple of names"):
         Options(without="races")
 
 

@@ -72,6 +72,12 @@ def pipe(folder: Path) -> Path:
     return folder / "kernel.cu"
 
 
+def pipe_with_a_writer(folder: Path) -> Path:
+    path = pipe(folder)
+    os.write(os.open(path, os.O_RDWR), f"{SECRET}\n".encode())
+    return path
+
+
 def link_to_device(folder: Path) -> Path:
     (folder / "kernel.cu").symlink_to("/dev/zero")
     return folder / "kernel.cu"
@@ -93,7 +99,7 @@ def device(_: Path) -> Path:
     return Path("/dev/zero")
 
 
-@pytest.mark.parametrize("make", [secret, link, pipe, link_to_device, too_large, a_folder, device])
+@pytest.mark.parametrize("make", [secret, link, pipe, pipe_with_a_writer, link_to_device, too_large, a_folder, device])
 @pytest.mark.parametrize("write", [reported, profiled])
 def test_only_sources_are_read(make: Callable[[Path], Path], write: Callable[[str], str], tmp_path: Path) -> None:
     path = make(tmp_path)
@@ -143,5 +149,7 @@ def test_lines_are_of_the_file_as_it_is(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     path.write_text("another\n")
     assert sources.text_of_line("kernel.cu", 1) == "another"
+    (tmp_path / "link").symlink_to("kernel.cu")
+    assert sources.text_of_line("link", 1) == "another"
     monkeypatch.setitem(linecache.cache, "<cell 1>", (7, None, ["of a cell\n"], "<cell 1>"))
     assert sources.text_of_line("<cell 1>", 1) == "of a cell"

@@ -87,7 +87,7 @@ WAIT:
 
 def test_missing_bytes_lead_the_help_of_a_hang() -> None:
     found = report(module(BYTES, parameters=0), block=(1, 1, 1))
-    assert found.kind == "transaction-bytes" and found.help.startswith("the bytes that expect_tx announces")
+    assert found.kind == "transaction-bytes" and "64 bytes are announced at PTX line" in found.help
     arrivals = BYTES.replace(".arrive.expect_tx.shared.b64 _, [%r9], 64", ".arrive.noComplete.shared.b64 %d1, [%r9], 0")
     other = report(module(arrivals.replace("[%r9], 1;", "[%r9], 2;").replace(
         "mbarrier.arrive.noComplete.shared.b64 %d1, [%r9], 0;", "mbarrier.arrive.shared.b64 %d1, [%r9];"

@@ -86,12 +86,12 @@ def test_the_bits_are_the_contracts(precision):
 def test_fp8_is_patch_embed_of_rows_with_a_fixed_scale():
     module, pos, images = convolution(), positions(), uint8_images().float() / 127.5 - 1
     ours = PatchEmbed.from_module(module, pos_embed=pos, precision="fp8")
-    weight_scale = float(module.weight.detach().abs().max() / 448)
+    weight_scale = module.weight.detach().flatten(1).abs().amax(1, keepdim=True) / 448
     values = (module.weight.detach().flatten(1) / weight_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     rows = torch.nn.functional.unfold(images, 16, stride=16).transpose(1, 2)
     rows = (rows * 448).clamp(-448, 448).to(torch.float8_e4m3fn)
     expected = reference.patch_embed_f32(
-        rows.reshape(-1, 768), values, module.bias.detach(), pos.detach(), weight_scale / 448, None
+        rows.reshape(-1, 768), values, module.bias.detach(), pos.detach(), weight_scale.T / 448, None
     )
     with torch.no_grad():
         got = ours(images)

@@ -40,7 +40,7 @@ def test_sizes_that_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must be multiples of \[16, 16\]"):
         TimmPatchEmbed(32, 16, embed_dim=24, strict_img_size=False)(torch.zeros(1, 3, 40, 32))
     for keywords in ({"output_fmt": "NHWC"}, {"dynamic_img_pad": True}):
-        with pytest.raises(ValueError, match="integrations.timm.convert keeps"):
+        with pytest.raises(ValueError, match="models.timm.convert keeps"):
             TimmPatchEmbed(32, **keywords)
     with pytest.raises(ValueError, match="12 features"):
         TimmPatchEmbed(32, embed_dim=12)

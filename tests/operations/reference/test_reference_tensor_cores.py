@@ -71,5 +71,5 @@ def test_exact_sums_are_others() -> None:
 @pytest.mark.parametrize("call", [reference.accumulate, reference.gemm])
 def test_unknown_arithmetic_is_refused(call) -> None:
     x = torch.zeros(2, 32, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="arithmetic 'sm_80': must be one of 'exact', 'sm_90a', 'sm_100a'"):
+    with pytest.raises(ValueError, match="arithmetic = 'sm_80': must be one of 'exact', 'sm_90a', 'sm_100a'"):
         call(x, x, arithmetic="sm_80")

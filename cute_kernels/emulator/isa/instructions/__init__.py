@@ -1,6 +1,6 @@
 """Semantics of PTX instructions, one file per opcode family. Whoever imports one of them has them all registered."""
 
-from cute_kernels.emulator.isa.instructions import (
+from cute_kernels.emulator.isa.instructions import (  # noqa: F401 - rows register themselves
     atomic,
     bulk,
     bulk_copy,
@@ -26,30 +26,3 @@ from cute_kernels.emulator.isa.instructions import (
     wgmma,
     wmma,
 )
-
-__all__ = [
-    "atomic",
-    "bulk",
-    "bulk_copy",
-    "call",
-    "carry",
-    "clc",
-    "compare",
-    "convert",
-    "cp_async",
-    "derived",
-    "floats",
-    "integers",
-    "matrix",
-    "memory",
-    "mma",
-    "move",
-    "multimem",
-    "sync",
-    "tcgen05",
-    "tensormap",
-    "video",
-    "warp",
-    "wgmma",
-    "wmma",
-]

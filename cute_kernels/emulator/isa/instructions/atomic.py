@@ -13,7 +13,7 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.isa.instructions.accesses import watch
 from cute_kernels.emulator.isa.instructions.memory import SPACES, address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Vector
+from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Vector, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.isa.ptx.operand_syntax import data_operand, policy_operand
 from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call
@@ -188,8 +188,6 @@ def lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> t
     bits = TYPE_BITS[type_]
     address = address_value(block, operands[0], 32 if space == "shared" else 64)
     items = operands[1].items if isinstance(operands[1], Vector) and bits < 128 else operands[1:]
-    if len(items) != (2 if name == "cas" else count):
-        raise instruction.refuse(f"{len(items)} source values")
     strength = access_strength(instruction.parts[1:-1], atomic=True, write=instruction.parts[0] == "red")
     if bits == 128:
         halves = [block.whole(half) for item in items for half in block.split(block.value(item, bits), 2)]
@@ -202,8 +200,8 @@ def lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> t
 
 def update_operands(parts: tuple[str, ...]) -> str:
     """Operands of an atomic operation without a result."""
-    second = ", c" if "cas" in parts else ""
-    return f"[a], {data_operand('b', 'T', parts)}{second}{policy_operand(parts)}"
+    data = "b, c" if "cas" in parts else data_operand("b", "T", parts)
+    return f"[a], {data}{policy_operand(parts)}"
 
 
 def _atom_operands(parts: tuple[str, ...]) -> str:
@@ -224,8 +222,6 @@ def _atom(block: BlockBuilder, instruction: Instruction) -> None:
     results, _ = lower_atomic(block, instruction, 1)
     destination = instruction.operands[0]
     items = destination.items if isinstance(destination, Vector) and results[0].bits < 128 else (destination,)
-    if len(items) != len(results):
-        raise instruction.refuse(f"{len(results)} destinations are needed")
     for item, value in zip(items, results):
         block.define(item, value)
 
@@ -317,8 +313,7 @@ def _store_bulk(block: BlockBuilder, instruction: Instruction) -> None:
 
 def _lower_async(block: BlockBuilder, instruction: Instruction, name: str, type_: str) -> None:
     target, source, barrier = instruction.operands
-    items = source.items if isinstance(source, Vector) else (source,)
-    values = [block.whole(block.value(item, TYPE_BITS[type_])) for item in items]
+    values = [block.whole(block.value(item, TYPE_BITS[type_])) for item in items_of(source)]
     addresses = [address_value(block, target), address_value(block, barrier)]
     block.anchor(Call(store_async, [name, type_, *addresses, tuple(values)]), [], [*addresses, *values])
 

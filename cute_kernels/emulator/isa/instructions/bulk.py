@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.memory import address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Memory, Operand, Vector
+from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand, items_of
 from cute_kernels.emulator.isa.ptx.families import as_integer
 from cute_kernels.emulator.isa.ptx.operand_syntax import policy_operand
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
@@ -19,7 +19,7 @@ from cute_kernels.emulator.machine.units.copies.bulk import LOAD, STORE, tensor_
 from cute_kernels.emulator.machine.units.copies.tensor_map import decode
 from cute_kernels.emulator.machine.units.sm import Warp
 
-_RANK = re.compile(r"([1-5])d")
+_RANK = re.compile(r"[1-5]d")
 _RANKS, _SPATIAL = CONSTANTS["RANKS"], CONSTANTS["SPATIAL"]
 
 
@@ -42,24 +42,19 @@ def tensor_operand(
     block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int
 ) -> tuple[Value, list[Value]]:
     """(descriptor address, coordinates) of ``[map, {c0, c1, ...}]``."""
-    if not isinstance(operand, Memory) or len(operand.extra) != 1 or not isinstance(operand.extra[0], Vector):
-        raise instruction.refuse("a tensor operand [map, {coordinates}] is expected")
     items, fours = operand.extra[0].items, {"tile::gather4", "tile::scatter4"} & set(instruction.parts)
     if len(items) != (_RANKS if fours else rank):
         raise instruction.refuse(f"{len(items)} coordinates for a {rank}-dimensional copy")
     return address_value(block, operand, 64), [block.value(item, 32) for item in items]
 
 
-def rank_of(instruction: Instruction) -> int:
+def rank_of(parts: tuple[str, ...]) -> int:
     """Dimensions of a tensor copy."""
-    ranks = [int(m.group(1)) for part in instruction.parts if (m := _RANK.fullmatch(part))]
-    if len(ranks) != 1:
-        raise instruction.refuse("the dimension of the tensor copy is missing")
-    return ranks[0]
+    return int(next(part for part in parts if _RANK.fullmatch(part))[0])
 
 
 def _offsets_operand(parts: tuple[str, ...]) -> str:
-    return ", {im2colOffsets}:u16" if "im2col" in parts else ""
+    return f", {{im2colOffsets}}{rank_of(parts) - 2}:u16" if "im2col" in parts else ""
 
 
 def tensor_operands(parts: tuple[str, ...]) -> str:
@@ -80,27 +75,21 @@ def tensor_operands(parts: tuple[str, ...]) -> str:
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
     elements too), .tile::gather4 and .tile::scatter4, and im2col mode."""
-    rank = rank_of(instruction)
-    parts = instruction.parts[1:]
-    spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
-    mode = mode_of(parts)
+    parts = instruction.parts
+    rank, mode = rank_of(parts), mode_of(parts)
     operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()  # an eviction priority
-    if spaces[0] == "global":
-        if "bulk_group" not in parts or len(operands) != 2:
-            raise instruction.refuse("this form of a tensor store is not implemented")
+    if "bulk_group" in parts:
         tensor_store(block, instruction, operands, rank, mode)
         return
     multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
-    offsets = _offsets(block, instruction, operands.pop(3), rank) if mode == "im2col" and len(operands) == 4 else None
-    if "mbarrier::complete_tx::bytes" not in parts or len(operands) != 3 or (offsets is None) != (mode != "im2col"):
-        raise instruction.refuse("this form of a tensor load is not implemented")
+    offsets = [block.value(item, 16) for item in items_of(operands[3])] if mode == "im2col" else []
     descriptor, coords = tensor_operand(block, instruction, operands[1], rank)
     destination, barrier = address_value(block, operands[0]), address_value(block, operands[2])
     bulk_operation(
         block, [LOAD, rank, _number(mode), "cta_group::2" in parts, 0, 0],
-        [destination, descriptor, barrier, None, multicast], coords, offsets or (),
+        [destination, descriptor, barrier, None, multicast], coords, offsets,
     )  # fmt: skip
 
 
@@ -140,13 +129,6 @@ def _number(mode: str) -> int:
     return 0 if mode == "tile" else 2 if "::" in mode else 1
 
 
-def _offsets(block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int) -> tuple[Value, ...] | None:
-    """The values of ``{offset of W, ...}``."""
-    if not isinstance(operand, Vector) or len(operand.items) != rank - 2:
-        raise instruction.refuse(f"{rank - 2} im2col offsets are expected for a {rank}-dimensional copy")
-    return tuple(block.value(item, 16) for item in operand.items)
-
-
 def _prefetch_operands(parts: tuple[str, ...]) -> str:
     return f"[tensorMap{{coords}}]{_offsets_operand(parts)}{policy_operand(parts)}"
 
@@ -157,8 +139,7 @@ def _prefetch_operands(parts: tuple[str, ...]) -> str:
 )  # fmt: skip
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
-    rank = rank_of(instruction)
-    descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
+    descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank_of(instruction.parts))
     block.call(prefetch_descriptor, descriptor)
 
 

@@ -19,28 +19,11 @@ from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.units.copies.bulk import LOAD, SEND, STORE
 from cute_kernels.emulator.machine.units.copies.generic_accesses import view_bytes
-from cute_kernels.emulator.machine.units.copies.reductions import DTYPES, OPERATIONS, TYPES, operations
+from cute_kernels.emulator.machine.units.copies.reductions import OPERATIONS, TYPES
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.machine.state.lane_masks import LaneValues
     from cute_kernels.emulator.machine.units.sm import Warp
-
-_SPACES = ("global", "shared::cta", "shared::cluster")
-_COMPLETIONS = ("mbarrier::complete_tx::bytes", "bulk_group")
-_OPERATIONS = OPERATIONS[1:]
-
-
-def _reduction(instruction: Instruction, parts: list[str]) -> tuple[int, int]:
-    """Numbers of the operation and of the type of elements."""
-    type_ = instruction.parts[-1]
-    names = [part for part in parts if part in _OPERATIONS]
-    kinds = operations(type_) if type_ in DTYPES else set()
-    if type_ in ("u64", "s64"):
-        kinds = kinds | {"inc", "dec"} if type_ == "u64" else kinds
-    if len(names) != 1 or names[0] not in kinds:
-        raise instruction.refuse(f"{instruction.opcode} is not implemented")
-    return OPERATIONS.index(names[0]), TYPES.index(type_)
-
 
 _SENT = "shared::cluster shared::cta mbarrier::complete_tx::bytes"
 _STORED = "global shared::cta bulk_group"
@@ -71,23 +54,15 @@ def _operands(parts: tuple[str, ...]) -> str:
 def _bulk(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk, cp.reduce.async.bulk: global to shared (multicast), shared to global, shared to shared."""
     reduces = instruction.parts[1] == "reduce"
-    parts = instruction.parts[2 if reduces else 1 :]
-    spaces = [part for part in parts if part in _SPACES]
-    completions = [part for part in parts if part in _COMPLETIONS]
-    if len(spaces) != 2 or len(completions) != 1:
-        raise instruction.refuse("destination, source and completion mechanism are needed")
-    reduction = _reduction(instruction, parts) if reduces else (0, 0)
+    parts = instruction.parts
+    reduction = (OPERATIONS.index(parts[-3 if "noftz" in parts else -2]), TYPES.index(parts[-1])) if reduces else (0, 0)
     operands = list(instruction.operands)
     keep = block.value(operands.pop(), 16) if "cp_mask" in parts else None
     if "L2::cache_hint" in parts:
         operands.pop()  # an eviction priority
     multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
-    grouped = completions[0] == "bulk_group"
-    if len(operands) != (3 if grouped else 4) or grouped != (spaces[0] == "global"):
-        raise instruction.refuse("this form of a bulk copy is not implemented")
-    if reduces and not grouped and spaces[1] == "global":
-        raise instruction.refuse("reductions from global memory do not exist")
-    kind = STORE if grouped else LOAD if spaces[1] == "global" else SEND
+    grouped = "bulk_group" in parts
+    kind = STORE if grouped else LOAD if "global" in parts else SEND
     target = address_value(block, operands[0], 64 if grouped else 32)
     source, nbytes = address_value(block, operands[1], 64 if kind == LOAD else 32), block.value(operands[2], 32)
     shared, other = (source, target) if grouped else (target, source)
@@ -118,13 +93,9 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 )  # fmt: skip
 def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.reduce.async.bulk.tensor: shared to global, tiled and im2col mode, on the tensor map's element type."""
-    rank = rank_of(instruction)
-    parts = instruction.parts[2:]
+    parts = instruction.parts
     operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()
-    names = [part for part in parts if part in _OPERATIONS]
-    if len(names) != 1 or len(operands) != 2 or "bulk_group" not in parts:
-        raise instruction.refuse("this form of a tensor reduction is not implemented")
-    mode = mode_of(parts)
-    tensor_store(block, instruction, operands, rank, mode, OPERATIONS.index(names[0]))
+    operation = next(OPERATIONS.index(part) for part in parts[1:] if part in OPERATIONS[1:])
+    tensor_store(block, instruction, operands, rank_of(parts), mode_of(parts), operation)

@@ -18,7 +18,7 @@ from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary
 from cute_kernels.emulator.isa.instructions.memory import address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.isa.ptx.decode import Immediate, Instruction, Vector
+from cute_kernels.emulator.isa.ptx.decode import Immediate, Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
@@ -94,10 +94,8 @@ def _query_cancel(block: BlockBuilder, instruction: Instruction) -> None:
         flag = block.pure(binary("and", "b32"), words[0], block.value(Immediate(1), 32))
         canceled = block.pure(integer_compare("ne", "b32"), flag, block.value(Immediate(0), 32))
         block.define(instruction.operands[0], canceled)
-    elif what == "get_first_ctaid" and isinstance(instruction.operands[0], Vector):
+    elif what == "get_first_ctaid":
         for item, word in zip(instruction.operands[0].items, [*words[1:], words[0]]):  # the fourth is unspecified
             block.define(item, word)
-    elif what in ("get_first_ctaid::x", "get_first_ctaid::y", "get_first_ctaid::z"):
-        block.define(instruction.operands[0], words[1 + "xyz".index(what[-1])])
     else:
-        raise instruction.refuse(f"clusterlaunchcontrol.query_cancel.{what} is not implemented")
+        block.define(instruction.operands[0], words[1 + "xyz".index(what[-1])])

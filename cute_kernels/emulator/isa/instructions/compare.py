@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cute_kernels.emulator.isa.instructions.integers import INTEGERS, binary, storage
+from cute_kernels.emulator.isa.instructions.integers import binary, storage
 from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Pair
-from cute_kernels.emulator.isa.ptx.operand_syntax import is_type
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, Pack, PureOp, Value
@@ -22,18 +21,13 @@ def integer_compare(relation: str, type_: str) -> PureOp:
 
 def _integers(block: BlockBuilder, instruction: Instruction, relation: str, type_: str) -> Value:
     """Whether a relation of integers or bits holds."""
-    if relation in _UNSIGNED and type_[0] != "u" or relation not in ("eq", "ne") and type_[0] == "b":
-        legal = "eq, ne" if type_[0] == "b" else "eq, ne, lt, le, gt, ge"
-        raise instruction.refuse(f"{instruction.parts[0]}.{relation}.{type_}: .{type_} is compared by {legal}")
     a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
     return block.pure(integer_compare(_UNSIGNED.get(relation, relation), type_), a, b)
 
 
-_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _HALVES = ("f16", "bf16")
 _PAIRS = ("f16x2", "bf16x2")
-_TYPES = (*INTEGERS, "b16", "b32", "b64", *_FLOATS, *_PAIRS)
 
 
 def _floats(block: BlockBuilder, instruction: Instruction, relation: str, type_: str) -> list[Value]:
@@ -47,20 +41,12 @@ def _floats(block: BlockBuilder, instruction: Instruction, relation: str, type_:
     return [block.pure(op, x, y) for x, y in zip(block.split(a, 2), block.split(b, 2))]
 
 
-def _compared(block: BlockBuilder, instruction: Instruction, type_: str, others: tuple[str, ...] = ()) -> list[Value]:
-    """Result of a comparison for each element of ``type_``, before which ``others`` stand in the opcode."""
-    relation, more = instruction.parts[1], instruction.parts[2 : -1 - len(others)]
-    if relation not in _RELATIONS and relation not in _UNSIGNED:
-        known = ", ".join((*_RELATIONS, *_UNSIGNED))
-        raise instruction.refuse(f"{instruction.parts[0]}.{relation}: the comparison comes first, one of {known}")
-    for part in more:
-        if part not in ("and", "or", "xor"):
-            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
-    if type_ not in _TYPES:
-        raise instruction.refuse(f"{instruction.parts[0]} of .{type_} is not implemented")
+def _compared(block: BlockBuilder, instruction: Instruction, type_: str) -> list[Value]:
+    """Result of a comparison for each element of ``type_``."""
+    if "ftz" in instruction.parts:
+        raise instruction.refuse(f"qualifier .ftz of {instruction.parts[0]} is not implemented")
+    relation = instruction.parts[1]
     if type_ in (*_FLOATS, *_PAIRS):
-        if relation in _UNSIGNED:
-            raise instruction.refuse(f"{instruction.parts[0]}.{relation} of .{type_} does not exist")
         return _floats(block, instruction, relation, type_)
     return [_integers(block, instruction, relation, type_)]
 
@@ -76,11 +62,6 @@ def _combined(block: BlockBuilder, instruction: Instruction, holds: list[Value])
 
 def _combined_with(parts: tuple[str, ...]) -> str:
     return ", c:pred" if {"and", "or", "xor"} & set(parts) else ""
-
-
-def result_type(parts: tuple[str, ...]) -> str:
-    """The type before the last one."""
-    return parts[-2] if len(parts) > 2 and is_type(parts[-2]) else "b32"
 
 
 _SIGNED = "$relations and|or|xor?"
@@ -119,7 +100,7 @@ _TRUE = {
 
 
 @family(
-    "set", operands=lambda parts: f"d:{result_type(parts)}, a, b{_combined_with(parts)}",
+    "set", operands=lambda parts: f"d:{parts[-2]}, a, b{_combined_with(parts)}",
     qualifiers="; ".join((
         *(f"{first} u32|s32|f32|f16|bf16 {type_}" for first, type_ in _GRAMMAR[:3]),
         *(f"{_GRAMMAR[3][0]} {form}" for form in (
@@ -130,17 +111,11 @@ _TRUE = {
 )  # fmt: skip
 def _set(block: BlockBuilder, instruction: Instruction) -> None:
     """set: all ones, or 1.0, where a comparison holds, else 0; of f16x2 and bf16x2 in both halves."""
-    if len(instruction.parts) < 4 or instruction.parts[-2] not in _TRUE:
-        raise instruction.refuse("set.<comparison>.<result>.<type> is implemented")
     result, type_ = instruction.parts[-2:]
-    holds = _combined(block, instruction, _compared(block, instruction, type_, (result,)))
+    holds = _combined(block, instruction, _compared(block, instruction, type_))
     true, bits = _TRUE[result]
-    if type_ in _PAIRS:
-        true, bits = (0xFFFF, 16) if result in ("u32", "s32") else (true, bits)
-        if TYPE_BITS[result] != 32 or result == "f32":
-            raise instruction.refuse(f"set of .{type_} into .{result} does not exist")
-    elif result in _PAIRS:
-        raise instruction.refuse(f"set of .{type_} into .{result} does not exist")
+    if type_ in _PAIRS and result in ("u32", "s32"):
+        true, bits = 0xFFFF, 16
     chosen = [block.select(each, Constant(true, bits), Constant(0, bits)) for each in holds]
     block.define(instruction.operands[0], chosen[0] if len(chosen) == 1 else Pack(chosen))
 

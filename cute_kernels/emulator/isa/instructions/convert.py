@@ -71,13 +71,11 @@ def _cvt(block: BlockBuilder, instruction: Instruction) -> None:
     elif target in _FLOAT_BITS and source in _INTEGER_BITS:
         result = _integer_to_float(block, instruction, flags, target, source)
     elif (target, source) == ("tf32", "f32"):
-        mode = _one_of(instruction, flags, ("rn", "rz", "rna"), "satfinite", *([] if "rna" in flags else ["relu"]))
+        mode = _one_of(flags, ("rn", "rz", "rna"))
         op = of_one_type(f"cvt_{mode}_tf32{_modifiers(flags)}", "f32", 1)
         result = block.pure(op, block.value(instruction.operands[1], 32))
-    elif target in _FLOAT_BITS and source in _FLOAT_BITS:
-        result = _float_to_float(block, instruction, flags, target, source)
     else:
-        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
+        result = _float_to_float(block, instruction, flags, target, source)
     block.define(instruction.operands[0], result)
 
 
@@ -85,20 +83,8 @@ def _modifiers(flags: list[str]) -> str:
     return "".join(f"_{flag}" for flag in ("satfinite", "relu") if flag in flags)
 
 
-def _one_of(instruction: Instruction, flags: list[str], modes: tuple[str, ...], *allowed: str) -> str:
-    """The only rounding among the flags, which have nothing else but ``allowed``."""
-    found = [flag for flag in flags if flag in modes]
-    name = f"cvt.{'.'.join(instruction.parts[1:])}"
-    if len(found) != 1:
-        raise instruction.refuse(f"{name}: one rounding is needed, .{', .'.join(modes)}")
-    _only(instruction, flags, found[0], *allowed)
-    return found[0]
-
-
-def _only(instruction: Instruction, flags: list[str], *allowed: str) -> None:
-    for flag in flags:
-        if flag not in allowed or flags.count(flag) > 1:
-            raise instruction.refuse(f"cvt.{'.'.join(instruction.parts[1:])}: .{flag} is not implemented here")
+def _one_of(flags: list[str], modes: tuple[str, ...]) -> str:
+    return next((flag for flag in flags if flag in modes), "")
 
 
 def _register_bits(block: BlockBuilder, instruction: Instruction) -> int:
@@ -120,7 +106,6 @@ def _integer_to_integer(
     block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
 ) -> Value:
     """Truncation, extension, saturation. A register wider than the destination type is extended by the type's sign."""
-    _only(instruction, flags, "sat")
     operand = instruction.operands[1]
     source_bits = _value_bits(block, operand, _INTEGER_BITS[source])
     value = block.value(operand, source_bits)
@@ -143,7 +128,7 @@ def _value_bits(block: BlockBuilder, operand: object, default: int) -> int:
 
 def _pair(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str) -> Value:
     """cvt.rn.f16x2.f32 d, a, b: a goes to the upper half, for which .rs takes the upper half of the random bits."""
-    mode = _one_of(instruction, flags, _INTO_HALVES, "satfinite", "relu")
+    mode = _one_of(flags, _INTO_HALVES)
     half = target[:-2]
     name = f"cvt_{half}_f32_{mode}{_modifiers(flags)}"
     high, low = (block.value(operand, 32) for operand in instruction.operands[1:3])
@@ -158,8 +143,7 @@ def _float_to_integer(
     block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
 ) -> Value:
     """To the nearest number of the target; NaN as the PTX ISA says. So .sat changes nothing."""
-    sat, ftz = [] if source == "bf16" else ["sat"], ["ftz"] if source == "f32" else []
-    mode = _one_of(instruction, flags, _TO_INTEGRAL, *sat, *ftz)
+    mode = _one_of(flags, _TO_INTEGRAL)
     bits = _INTEGER_BITS[target]
     value = block.value(instruction.operands[1], _FLOAT_BITS[source])
     if source in ("f16", "bf16"):
@@ -174,8 +158,7 @@ def _integer_to_float(
     block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
 ) -> Value:
     width = _INTEGER_BITS[source]
-    sat, ftz = [] if target == "bf16" else ["sat"], ["ftz"] if target == "f32" else []  # no integer is subnormal
-    mode = _one_of(instruction, flags, _ROUNDING, *sat, *ftz)
+    mode = _one_of(flags, _ROUNDING)
     operand = instruction.operands[1]
     value = block.value(operand, _value_bits(block, operand, width))
     if value.bits != width:
@@ -209,20 +192,7 @@ def _from_wide(block: BlockBuilder, flags: list[str], mode: str, target: str, va
 
 
 def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
-    """A rounding is needed where numbers may lose bits, one to an integral number is possible within a type."""
-    sat = [] if "bf16" in (target, source) else ["sat"]
-    ftz = ["ftz"] if "f32" in (target, source) else []
-    narrower = _FLOAT_BITS[target] < _FLOAT_BITS[source]
-    either = target != source and (source == "bf16" or (target, source) == ("bf16", "f16"))
-    modes = _TO_INTEGRAL if target == source else _ROUNDING if narrower or either else ()
-    allowed = [*sat, *ftz]
-    if source == "f32" and narrower and {"satfinite", "relu"} & set(flags):
-        modes, allowed = ("rn", "rz"), ["satfinite", "relu"]
-    if narrower or set(modes) & set(flags):
-        mode = _one_of(instruction, flags, modes, *allowed)
-    else:
-        mode = "rn"
-        _only(instruction, flags, *allowed)
+    mode = _one_of(flags, (*_TO_INTEGRAL, *_ROUNDING)) or "rn"
     value = block.resize(block.value(instruction.operands[1], _FLOAT_BITS[source]), _FLOAT_BITS[source])
     if target == source and not flags:
         return value

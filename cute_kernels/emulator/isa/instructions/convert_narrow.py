@@ -18,34 +18,20 @@ SCALES = "ue8m0x2"
 def convert_narrow(
     block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
 ) -> Value | None:
-    """The result of a cvt of one of these types; None: it has none of them.
-
-    Raises:
-        UnsupportedPTX: qualifiers or types that do not go together.
-    """
+    """The result of a cvt of one of these types; None: it has none of them."""
     fours = target.endswith("x4")
     if not fours and not {target, source} & {*FORMATS, SCALES}:
         return None
-    if target == SCALES and source in ("f32", "bf16x2"):
+    if target == SCALES:
         return _to_scales(block, instruction, flags, source)
-    if (target, source) == ("bf16x2", SCALES):
-        _needs(instruction, flags, {"rn"})
+    if source == SCALES:
         codes = block.split(block.value(instruction.operands[1], 16), 2)
         return Pack([block.pure(PureOp("cvt_bf16_ue8m0", ("u8",), "u16"), code) for code in codes])
-    if fours and f"{target[:-1]}2" in FORMATS and source == "f32":
+    if fours:
         return _by_random(block, instruction, flags, f"{target[:-1]}2")
-    if target in FORMATS and source in ("f32", "f16x2", "bf16x2"):
+    if target in FORMATS:
         return _to_codes(block, instruction, flags, target, source)
-    if source in FORMATS and target in ("f16x2", "bf16x2"):
-        return _to_halves(block, instruction, flags, target, source)
-    raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
-
-
-def _needs(instruction: Instruction, flags: list[str], needed: set[str], *allowed: str) -> None:
-    if not needed <= set(flags) or set(flags) - needed - set(allowed) or len(set(flags)) < len(flags):
-        name = ".".join(instruction.parts)
-        choice = f" and may have .{', .'.join(allowed)}" if allowed else ""
-        raise instruction.refuse(f"{name}: it needs .{', .'.join(sorted(needed))}{choice}")
+    return _to_halves(block, instruction, flags, target, source)
 
 
 def _joined(block: BlockBuilder, target: str, low: Value, high: Value) -> Value:
@@ -54,7 +40,6 @@ def _joined(block: BlockBuilder, target: str, low: Value, high: Value) -> Value:
 
 def _to_codes(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
     """To nearest even, what is too large to the largest number; of two operands a goes to the upper half."""
-    _needs(instruction, flags, {"rn", "satfinite"}, "relu")
     if source == "f32":
         high, low = (block.value(operand, 32) for operand in instruction.operands[1:])
     else:
@@ -69,7 +54,6 @@ def _by_random(block: BlockBuilder, instruction: Instruction, flags: list[str], 
 
     The PTX ISA says which bits a pair has; that the first of the two has them in reverse was measured on B200.
     """
-    _needs(instruction, flags, {"rs", "satfinite"}, "relu")
     bytes_ = block.split(block.value(instruction.operands[2], 32), 4)
     order = ((0, 2), (1, 3)) if target == "e2m1x2" else ((0, 1), (2, 3))
     of_pair = [Pack([bytes_[low], bytes_[high]]) for low, high in order]
@@ -84,7 +68,6 @@ def _by_random(block: BlockBuilder, instruction: Instruction, flags: list[str], 
 
 def _to_halves(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
     """Exactly: FP16 and BF16 have the numbers of all of these formats."""
-    _needs(instruction, flags, {"rn"}, "relu")
     four = source == "e2m1x2"
     value = block.value(instruction.operands[1], 8 if four else 16)
     places = ((value, 0), (value, 4)) if four else ((code, 0) for code in block.split(value, 2))
@@ -100,7 +83,6 @@ def _to_halves(block: BlockBuilder, instruction: Instruction, flags: list[str], 
 
 def _to_scales(block: BlockBuilder, instruction: Instruction, flags: list[str], source: str) -> Value:
     mode = "rp" if "rp" in flags else "rz"
-    _needs(instruction, flags, {mode}, "satfinite")
     op = PureOp(f"cvt_ue8m0_f32_{mode}{'_satfinite' if 'satfinite' in flags else ''}", ("f32",), "u8")
     if source == "f32":
         high, low = (block.value(operand, 32) for operand in instruction.operands[1:])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cute_kernels.emulator.isa.instructions.compare import integer_compare, result_type
+from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary, multiply, shift_by
 from cute_kernels.emulator.isa.instructions.video import Numbers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Special
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
-from cute_kernels.emulator.machine.graph.values import Constant, LiveIn, PureOp, Value
+from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value
 from cute_kernels.emulator.machine.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 
 
@@ -26,15 +26,13 @@ _LARGEST_FLUSHED = Constant(0x80800000, 32)  # the first negative number that .f
 
 
 @family(
-    "slct", operands=lambda parts: "d:{0}, a:{0}, b:{0}, c".format(result_type(parts)),
+    "slct", operands=lambda parts: "d:{0}, a:{0}, b:{0}, c".format(parts[-2]),
     qualifiers="$bits|$ints|f32|f64 s32; ftz? $bits|$ints|f32|f64 f32",
 )  # fmt: skip
 def _slct(block: BlockBuilder, instruction: Instruction) -> None:
     """slct: the first operand where the third is not negative (-0 is not, NaN is), else the second."""
     parts = instruction.parts[1:]
     type_, by = parts[-2:]
-    if by not in _NOT_NEGATIVE or "ftz" in parts and by != "f32":
-        raise instruction.refuse("slct by .s32 or .f32 is implemented, with .ftz by .f32")
     bits = TYPE_BITS[type_]
     yes, no = (block.whole(block.value(operand, bits)) for operand in instruction.operands[1:3])
     decides = block.value(instruction.operands[3], 32)
@@ -136,6 +134,6 @@ def _isspacep(block: BlockBuilder, instruction: Instruction) -> None:
     holds = block.pure(integer_compare("lt", "u64"), place, Constant(end - start, 64))
     if space in ("shared", "shared::cta"):
         rank = block.resize(block.pure(shift_by("shr", "u64", 24), place), 32)
-        own = block.pure(integer_compare("eq", "b32"), rank, LiveIn("W.cta.rank", 32, uniform=True))
+        own = block.pure(integer_compare("eq", "b32"), rank, block.value(Special("%cluster_ctarank"), 32))
         holds = block.pure(binary("and", "pred"), holds, own)
     block.define(instruction.operands[0], holds)

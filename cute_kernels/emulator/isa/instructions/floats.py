@@ -30,17 +30,10 @@ def _operation(name: str, type_: str, modifiers: str = "") -> PureOp:
 
 
 def _lower(block: BlockBuilder, instruction: Instruction, name: str, sources: list[Value], type_: str) -> Value:
-    parts = instruction.parts[1:-1]
-    ftz, saturate = "ftz" in parts, "sat" in parts
-    if type_ == "f32":
-        return block.pure(_operation(name, type_, "_ftz" * ftz + "_sat" * saturate), *sources)
-    if type_ in ("f16", "bf16"):
-        if ftz or saturate and (type_ == "bf16" or name not in ("add", "sub", "mul", "fma")):
-            raise instruction.refuse(f".ftz and .sat of {name}.{type_} are not implemented")
-        return block.pure(_operation(name, type_, "_sat" * saturate), *sources)
-    if type_ == "f64" and not saturate:
-        return block.pure(_operation(name, type_), *sources)
-    raise instruction.refuse(f"{name}.{type_} is not implemented")
+    ftz = "ftz" in instruction.parts and type_ != "f64"
+    if ftz and type_ != "f32":
+        raise instruction.refuse(f".ftz of {name}.{type_} is not implemented")
+    return block.pure(_operation(name, type_, "_ftz" * ftz + "_sat" * ("sat" in instruction.parts)), *sources)
 
 
 def _elementwise(block: BlockBuilder, instruction: Instruction, name: str = "") -> None:
@@ -81,25 +74,15 @@ _MIXED = "$round? sat? f32 f16|bf16"
 def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
     """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32, f32x2
     and f64 directed; .relu of fma on f16 and bf16."""
-    parts = instruction.parts[1:]
-    modes = [part for part in parts if part in _DIRECTIONS]
+    parts = instruction.parts
+    modes = [part for part in parts if part in (*_DIRECTIONS, "relu")]
     types = [part for part in parts if part in _FLOATS]
-    if modes:
-        if types not in (["f32"], ["f32x2"], ["f64"]):
-            raise instruction.refuse(f"{instruction.opcode} is not implemented")
-        _elementwise(block, instruction, f"{instruction.parts[0]}.{modes[0]}")
-        return
-    if "relu" in parts:
-        if instruction.parts[0] != "fma" or len(types) != 1 or types[0] not in ("f16", "f16x2", "bf16", "bf16x2"):
-            raise instruction.refuse(f"{instruction.opcode} is not implemented")
-        _elementwise(block, instruction, "fma.relu")
-        return
-    if len(types) == 2 and types[0] == "f32" and types[1] in ("f16", "bf16") and instruction.parts[0] != "mul":
-        _mixed(block, instruction, types[1])
-    elif len(types) == 1:
-        _elementwise(block, instruction)
+    if len(types) == 1:
+        _elementwise(block, instruction, ".".join((parts[0], *modes)))
+    elif modes:
+        raise instruction.refuse(f"{instruction.opcode} is not implemented")
     else:
-        raise instruction.refuse(f"{instruction.opcode}, with operands of these types, is not implemented")
+        _mixed(block, instruction, types[1])
 
 
 def float_to_float(target: str, source: str) -> PureOp:
@@ -133,18 +116,8 @@ def _order(block: BlockBuilder, instruction: Instruction) -> None:
     """min, max (of three operands too; .NaN; .xorsign.abs), abs, neg on floats."""
     parts = instruction.parts[1:]
     name, type_ = instruction.parts[0], instruction.parts[-1]
-    if "NaN" in parts:
-        if name not in ("min", "max") or type_ == "f64":
-            raise instruction.refuse(f"{instruction.opcode} is not implemented")
-        name += ".NaN"
-    if "xorsign" in parts or "abs" in parts:
-        both = parts[-3:-1] == ("xorsign", "abs")
-        if name.split(".")[0] not in ("min", "max") or not both or type_ == "f64" or len(instruction.operands) != 3:
-            raise instruction.refuse(f"{instruction.opcode} is not implemented")
-        name += ".xorsign"
-    if name.startswith("m") and len(instruction.operands) == 4:
-        if type_ != "f32":
-            raise instruction.refuse("three operands exist for f32 only")
+    name += ".NaN" * ("NaN" in parts) + ".xorsign" * ("xorsign" in parts)
+    if len(instruction.operands) == 4:
         first, second, third = (block.value(operand, 32) for operand in instruction.operands[1:])
         both = _lower(block, instruction, name, [first, second], type_)
         block.define(instruction.operands[0], _lower(block, instruction, name, [both, third], type_))
@@ -175,17 +148,7 @@ def _quotient(block: BlockBuilder, instruction: Instruction) -> None:
 @family("rsqrt", operands="d, a", qualifiers="approx ftz? f32; approx f64")
 def _approximate(block: BlockBuilder, instruction: Instruction) -> None:
     """ex2, lg2, sin, cos, tanh, rsqrt (.approx)."""
-    type_ = instruction.parts[-1]
-    if instruction.parts == ("rsqrt", "approx", "f64"):
-        _elementwise(block, instruction)
-        return
-    if type_ != "f32" and instruction.parts[0] not in ("ex2", "tanh"):
-        raise instruction.refuse(f"{instruction.parts[0]}.{type_} is not implemented")
-    if type_ in ("bf16", "bf16x2"):
-        parts = tuple(part for part in instruction.parts if part != "ftz")  # bf16 has f32's exponents: nothing to flush
-        instruction = _with_parts(instruction, parts)
+    if instruction.parts[-1] in ("bf16", "bf16x2"):  # these have f32's exponents: nothing to flush
+        parts = tuple(part for part in instruction.parts if part != "ftz")
+        instruction = dataclasses.replace(instruction, parts=parts)
     _elementwise(block, instruction)
-
-
-def _with_parts(instruction: Instruction, parts: tuple[str, ...]) -> Instruction:
-    return dataclasses.replace(instruction, parts=parts)

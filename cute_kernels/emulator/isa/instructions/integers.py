@@ -206,9 +206,7 @@ _PRMT_MODES = {
 @family("prmt.b32", operands="d, a, b, c", qualifiers="f4e|b4e|rc8|ecl|ecr|rc16?")
 def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     """prmt: byte permutation, with all modes."""
-    _, *modes = instruction.parts[1:]
-    if len(modes) > 1:
-        raise instruction.refuse(f"{instruction.opcode}: one mode at most")
+    modes = instruction.parts[2:]
     if not modes:
         apply(block, instruction, _PRMT)
         return
@@ -227,8 +225,6 @@ def _dot(block: BlockBuilder, instruction: Instruction) -> None:
     """dp4a, dp2a: dot product of four bytes, or of two halves and two bytes, added to 32 bits."""
     name, *parts = instruction.parts
     half = parts.pop(0) if name == "dp2a" else "lo"
-    if len(parts) != 2:
-        raise instruction.refuse(f"{name} takes the types of two operands")
     pieces = 8 if name == "dp4a" else 16
     first = 2 if half == "hi" else 0  # byte of the second operand
     apply(block, instruction, of_one_type("_".join((name, str(pieces), str(first), *parts)), "u32", 3))

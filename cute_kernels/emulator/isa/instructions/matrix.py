@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.memory import Access, address_value
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand, Vector
+from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
@@ -26,43 +26,40 @@ def _address(block: BlockBuilder, instruction: Instruction, operand: Operand) ->
     return address_value(block, operand, 32 if {"shared", "shared::cta"} & set(instruction.parts) else 64)
 
 
-def _form(instruction: Instruction, registers: Operand, shape: str) -> tuple[int, tuple[Operand, ...]]:
-    """(how the core calls the matrices, register operands); ``shape`` is that of 8-bit elements."""
-    parts = instruction.parts[1:]
-    packed, octets = _PACKED.get(parts[-1], 0), parts[2] == shape
-    needed = int(parts[3][1:]) * (2 if parts[2] == "m16n16" else 1)
-    items = registers.items if isinstance(registers, Vector) else (registers,)
-    if len(items) != needed:
-        raise instruction.refuse(f"{needed} registers are needed")
-    kind = "MATRICES_OF_BYTES" if octets else "MATRICES_TRANSPOSED" if "trans" in parts else "MATRICES"
-    return CONSTANTS[kind] | packed, items
+def _kind(parts: tuple[str, ...], octets: str) -> int:
+    """How the core calls the matrices; ``octets`` is the shape of those of 8-bit elements."""
+    kind = "MATRICES_OF_BYTES" if octets in parts else "MATRICES_TRANSPOSED" if "trans" in parts else "MATRICES"
+    return CONSTANTS[kind] | _PACKED.get(parts[-1], 0)
+
+
+def _registers(parts: tuple[str, ...]) -> str:
+    return f"{{r}}{int(parts[4][1:]) * (2 if 'm16n16' in parts else 1)}:b32"
 
 
 @family(
-    "ldmatrix", varies=always_varies, operands="{r}:b32, [p]",
+    "ldmatrix", varies=always_varies, operands=lambda parts: f"{_registers(parts)}, [p]",
     qualifiers=f"{_B16}; sync aligned m16n16 x{{1,2}} trans shared|shared::cta? b8; "
     f"sync aligned m16n16 x{{1,2}} trans {_FORMATS}; sync aligned m8n16 x{{1,2,4}} {_FORMATS}",
 )  # fmt: skip
 def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
-    """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; .m16n16.trans and .m8n16 of .b8x16 from .b4x16_p64 and
-    .b6x16_p32; of shared memory, by generic addresses too."""
-    kind, items = _form(instruction, instruction.operands[0], "m16n16")
+    """ldmatrix.m8n8.b16, with .trans; .m16n16.trans of .b8 and .b8x16; .m8n16 of .b8x16; of shared memory, by generic
+    addresses too."""
+    items = items_of(instruction.operands[0])
     address = _address(block, instruction, instruction.operands[1])
-    anchor = Access("load_matrix", address, [kind])
+    anchor = Access("load_matrix", address, [_kind(instruction.parts, "m16n16")])
     for item, value in zip(items, block.anchor(anchor, [("u32", False)] * len(items), [address])):
         block.define(item, value)
 
 
 @family(
-    "stmatrix", destinations=0, operands="[p], {r}:b32",
+    "stmatrix", destinations=0, operands=lambda parts: f"[p], {_registers(parts)}",
     qualifiers=f"{_B16}; sync aligned m16n8 x{{1,2,4}} trans shared|shared::cta? b8",
 )  # fmt: skip
 def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """stmatrix.m8n8.b16, with .trans; .m16n8.trans.b8; to shared memory, by generic addresses too."""
-    kind, items = _form(instruction, instruction.operands[1], "m16n8")
     address = _address(block, instruction, instruction.operands[0])
-    values = [block.whole(block.value(item, 32)) for item in items]
-    block.anchor(Access("store_matrix", address, [kind], values), [], [address, *values])
+    values = [block.whole(block.value(item, 32)) for item in items_of(instruction.operands[1])]
+    block.anchor(Access("store_matrix", address, [_kind(instruction.parts, "m16n8")], values), [], [address, *values])
 
 
 @family("movmatrix", varies=always_varies, operands="d:b32, a:b32", qualifiers="sync aligned m8n8 trans b16")

@@ -77,10 +77,8 @@ class _Form:
         return operand.items if isinstance(operand, Vector) and self.bits <= 64 else (operand,)
 
 
-def address_of(block: BlockBuilder, operand: Operand) -> tuple[Value, int]:
+def address_of(block: BlockBuilder, operand: Memory) -> tuple[Value, int]:
     """(base value of 32 or 64 bits, constant offset) of a memory operand."""
-    if not isinstance(operand, Memory):
-        raise block.instruction.refuse("a memory operand is expected")
     base = operand.base
     if isinstance(base, Register):
         value = block.whole(block.register(base.name))

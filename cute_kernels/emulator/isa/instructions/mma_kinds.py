@@ -9,7 +9,7 @@ import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.isa.instructions.sync import require_whole_warp
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Vector
+from cute_kernels.emulator.isa.ptx.decode import Instruction, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.machine.units.matrix.mma_sync import (
     accumulator_registers,
@@ -39,45 +39,45 @@ class Kind:
     scale_type: str = ""
 
 
-def form_of(instruction: Instruction) -> Kind:
-    """Reads the opcode.
-
-    Raises:
-        UnsupportedPTX: parts that do not go together.
-    """
-    parts = instruction.parts
-    name = next(part for part in parts if part.startswith("kind::")).removeprefix("kind::")
-    counts = [int(part[-2]) for part in parts if part.startswith("scale_vec::")]
-    scaled = "block_scale" in parts
-    types = list(parts[-5:-1] if scaled else parts[-4:])
-    fours = name in ("mxf4", "mxf4nvf4")
-    scale_type = parts[-1] if scaled else ""
-    default = {"mxf8f6f4": 1, "mxf4": 2}.get(name, 0)
-    count = (counts or [default])[0] if scaled else 0
-    allowed = {"f8f6f4": [(0, "")], "mxf8f6f4": [(1, "ue8m0")], "mxf4": [(2, "ue8m0")]}
-    legal = (count, scale_type) in allowed.get(name, [(2, "ue8m0"), (4, "ue4m3")]) and bool(counts) <= scaled
-    legal = legal and ("m16n8k64" if fours else "m16n8k32") in parts and (not fours or types[1:3] == ["e2m1", "e2m1"])
-    legal = legal and types[0] == types[3] in (("f32",) if scaled else ("f32", "f16"))
-    if not legal or not set(types[1:3]) <= {"e4m3", "e5m2", "e2m3", "e3m2", "e2m1"}:
-        raise instruction.refuse(f"{instruction.opcode}: shape, types and scales of this kind do not go together")
-    return Kind(name, types[1], types[2], types[0], count, scale_type)
+_ANY = "e4m3|e5m2|e2m3|e3m2|e2m1"
+GRAMMAR = "; ".join((
+    *(f"m16n8k32 row col kind::f8f6f4 {c} {_ANY} {_ANY} {c}" for c in ("f32", "f16")),
+    f"m16n8k32 row col kind::mxf8f6f4 block_scale scale_vec::1X? f32 {_ANY} {_ANY} f32 ue8m0",
+    "m16n8k64 row col kind::mxf4 block_scale scale_vec::2X? f32 e2m1 e2m1 f32 ue8m0",
+    "m16n8k64 row col kind::mxf4nvf4 block_scale scale_vec::2X f32 e2m1 e2m1 f32 ue8m0",
+    "m16n8k64 row col kind::mxf4nvf4 block_scale scale_vec::4X f32 e2m1 e2m1 f32 ue4m3",
+))  # fmt: skip
 
 
-def lower_kind(block: BlockBuilder, instruction: Instruction) -> None:
-    """mma.sync.kind::f8f6f4, and with block scaling .kind::mxf8f6f4, .kind::mxf4 and .kind::mxf4nvf4."""
-    form = form_of(instruction)
-    d, *sources = (x.items if isinstance(x, Vector) else (x,) for x in instruction.operands[:4])
+def kind_of(parts: tuple[str, ...]) -> Kind | None:
+    """The form of an opcode, or None: it has no kind."""
+    name = next((part for part in parts if part.startswith("kind::")), "").removeprefix("kind::")
+    if not name:
+        return None
+    if "block_scale" not in parts:
+        return Kind(name, *parts[-3:])
+    scales = 1 if name == "mxf8f6f4" else 4 if parts[-1] == "ue4m3" else 2
+    return Kind(name, *parts[-4:-1], scales, parts[-1])
+
+
+def kind_operands(form: Kind) -> str:
+    """Operands of a form."""
     count = 2 if form.c_type == "f16" else 4
-    if [len(d), *map(len, sources)] != [count, 4, 2, count]:
-        raise instruction.refuse(f"4 registers of A, 2 of B and {count} of C and D are needed")
+    scales = ", {scale_a}1:b32, {ids_a}2:u16, {scale_b}1:b32, {ids_b}2:u16" if form.scales else ""
+    return f"{{d}}{count}:b32, {{a}}4:b32, {{b}}2:b32, {{c}}{count}:b32{scales}"
+
+
+def lower_kind(block: BlockBuilder, instruction: Instruction, form: Kind) -> None:
+    """mma.sync.kind::f8f6f4, and with block scaling .kind::mxf8f6f4, .kind::mxf4 and .kind::mxf4nvf4."""
+    d, *sources = map(items_of, instruction.operands[:4])
     registers = tuple(tuple(block.whole(block.value(item, 32)) for item in items) for items in sources)
     scales = []
     for words, places in zip(instruction.operands[4::2], instruction.operands[5::2]):
-        scales += [block.whole(block.value(words.items[0] if isinstance(words, Vector) else words, 32))]
+        scales += [block.whole(block.value(items_of(words)[0], 32))]
         scales += [block.whole(block.value(item, 16)) for item in places.items]
     call = Call(mma_kind, (form, *registers, tuple(scales)), effects=bool(scales))
     values = [value for each in registers for value in each]
-    for item, value in zip(d, block.anchor(call, [("u32", False)] * count, [*values, *scales])):
+    for item, value in zip(d, block.anchor(call, [("u32", False)] * len(d), [*values, *scales])):
         block.define(item, value)
 
 

@@ -18,28 +18,16 @@ from cute_kernels.emulator.machine.graph.families import family
 
 _OPERATIONS = ("min", "max", "add", "and", "or", "xor")
 _ACCUMULATION = ("acc::f32", "acc::f16")
-_FLOATS = ("f16", "f16x2", "bf16", "bf16x2")
-_FP8 = ("e5m2x2", "e5m2x4", "e4m3x2", "e4m3x4")
-_ADDED = ("u32", "u64", "s32", "f32", "f64", *_FLOATS, *_FP8)
-#: Operation -> types that it exists for (PTX ISA, "multimem.ld_reduce, multimem.st, multimem.red").
-_TYPES = {
-    "add": _ADDED,
-    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", *_FLOATS, *_FP8)),
-    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
-}
-_SEMANTICS = ("weak", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "v2", "v4", "v8")
 
 
-def _of_one_gpu(instruction: Instruction, name: str, *, reduces: bool, keeps: bool = False) -> Instruction:
+def _of_one_gpu(instruction: Instruction, name: str, *, keeps: bool = False) -> Instruction:
     """Instruction on global memory that ``multimem.<..>`` is on one GPU, as ``name``; ``keeps``: with the operation."""
     *given, type_ = (part for part in instruction.parts[2:] if part not in ("global", *_ACCUMULATION))
     operations = [part for part in given if part in _OPERATIONS]
-    others = [part for part in given if part not in _OPERATIONS]
-    legal = len(operations) == reduces and (not reduces or type_ in _TYPES[operations[0]])
-    if keeps and operations in (["min"], ["max"]):  # of numbers in memory only integers are compared
-        legal &= type_ not in (*_FLOATS, *_FP8)
-    if not legal or set(others) - set(_SEMANTICS):
+    # Of numbers in memory only integers are compared, and of elements of eight bits pairs are loaded.
+    if keeps and operations[0] in ("min", "max") and type_[0] not in "us" or type_ in ("e5m2", "e4m3"):
         raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    others = (part for part in given if part not in _OPERATIONS)
     parts = (name, *others, "global", *(operations if keeps else ()), HELD_IN.get(type_, type_))
     return replace(instruction, parts=parts)
 
@@ -65,7 +53,7 @@ _READ = (
 )  # fmt: skip
 def _ld_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.ld_reduce, of the memory of one GPU: a load."""
-    lower_load(block, _of_one_gpu(instruction, "ld", reduces=True))
+    lower_load(block, _of_one_gpu(instruction, "ld"))
 
 
 @family(
@@ -75,7 +63,7 @@ def _ld_reduce(block: BlockBuilder, instruction: Instruction) -> None:
 )  # fmt: skip
 def _st(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.st, to the memory of one GPU: a store."""
-    lower_store(block, _of_one_gpu(instruction, "st", reduces=False))
+    lower_store(block, _of_one_gpu(instruction, "st"))
 
 
 @family(
@@ -84,4 +72,4 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
 )  # fmt: skip
 def _red(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.red, on the memory of one GPU: a reduction."""
-    lower_atomic(block, _of_one_gpu(instruction, "red", reduces=True, keeps=True), 0)
+    lower_atomic(block, _of_one_gpu(instruction, "red", keeps=True), 0)

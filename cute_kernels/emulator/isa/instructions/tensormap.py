@@ -75,19 +75,13 @@ def _replace_operands(parts: tuple[str, ...]) -> str:
 def _replace(block: BlockBuilder, instruction: Instruction) -> None:
     """tensormap.replace.tile: every field, in global or shared memory."""
     name, *rest = instruction.parts[3:]
-    if name not in REPLACEABLE:
-        raise instruction.refuse(f"field .{name} of a tensor map is not implemented")
-    spaces = [part for part in rest if part in ("global", "shared::cta")]
-    wide = "b64" if name in ("global_address", "global_stride") else "b32"
-    if [part for part in rest if part not in spaces] != ["b1024", wide] or len(spaces) > 1:
-        raise instruction.refuse(f"tensormap.replace.tile.{name}{{.space}}.b1024.{wide} is expected")
-    space = {"shared::cta": "shared"}.get(spaces[0], spaces[0]) if spaces else "generic"
+    space = "shared" if "shared::cta" in rest else "global" if "global" in rest else "generic"
     operands = list(instruction.operands)
     address = address_value(block, operands[0], 32 if space == "shared" else 64)
     ordinal = as_integer(instruction, operands.pop(1)) if REPLACEABLE[name] else 0
-    if len(operands) != 2 or not 0 <= ordinal <= REPLACEABLE[name]:
-        raise instruction.refuse(f"operands of .{name}: the ordinal is 0 to {REPLACEABLE[name]}")
-    value = block.value(operands[1], int(wide[1:]))
+    if not 0 <= ordinal <= REPLACEABLE[name]:
+        raise instruction.refuse(f"ordinal of .{name}: it is 0 to {REPLACEABLE[name]}")
+    value = block.value(operands[1], int(rest[-1][1:]))
     block.call(tensormap_replace, space, address, name, ordinal, block.whole(value))
 
 

@@ -91,7 +91,7 @@ _OPERATIONS: dict[str, _Operation] = {
     **{f"vset.{relation}": _compare(relation) for relation in _RELATIONS},
 }
 _SOURCES = "{u,s}32 {u,s}32"
-_OPERANDS = "d.:u32, a.:u32, b.:u32, c:u32?"
+_OPERANDS, _OF_LANES = "d.:u32, a.:u32, b.:u32, c:u32?", "d.:u32, a.:u32, b.:u32, c:u32"
 _LANED = ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
 #: By the digit at the end of the opcode: lanes of a register, the bits of each, and the letter of their selectors.
 _LANES = {"2": (2, 16, "h"), "4": (4, 8, "b")}
@@ -110,13 +110,10 @@ class _Opcode:
 
     @staticmethod
     def of(instruction: Instruction) -> _Opcode:
-        """Raises UnsupportedPTX for an opcode that is not one of the PTX ISA."""
         name, *parts = instruction.parts
         name = name.rstrip("24")
         types = [part for part in parts if part in ("s32", "u32")]
         relations = [part for part in parts if part in _RELATIONS]
-        if len(types) != 3 - len(relations) or (name == "vset") != bool(relations):
-            raise instruction.refuse(f"types or comparison of {instruction.parts[0]} are not those of the PTX ISA")
         operation = _OPERATIONS[".".join([name, *relations])]
         kept = types[0] if len(types) == 3 else "u32"
         return _Opcode(kept, *types[-2:], operation, "sat" in parts, "add" in parts)
@@ -139,20 +136,16 @@ def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: i
     return numbers
 
 
-@family(*(f"vset{lanes}" for lanes in _LANES), operands=_OPERANDS, qualifiers=f"{_SOURCES} $relations add?")
+@family(*(f"vset{lanes}" for lanes in _LANES), operands=_OF_LANES, qualifiers=f"{_SOURCES} $relations add?")
 @family(
-    *(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), operands=_OPERANDS,
+    *(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), operands=_OF_LANES,
     qualifiers=f"{{u,s}}32 {_SOURCES} sat? add?; add / sat",
 )  # fmt: skip
 def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
     """Video instructions of 2 and 4 lanes, with selectors."""
     count, bits, letter = _LANES[instruction.parts[0][-1]]
     opcode, numbers = _Opcode.of(instruction), Numbers(block)
-    if opcode.saturates and opcode.accumulates:
-        raise instruction.refuse(f".sat and .add of {instruction.opcode} exclude each other")
     d, *sources = instruction.operands
-    if len(sources) != 3:
-        raise instruction.refuse(f"{instruction.opcode} takes 4 operands; {len(sources) + 1} are given")
     a, b, c = (block.value(operand, 32) for operand in sources)
     digits = "".join(map(str, reversed(range(2 * count))))
     mask = _refuse_wrong(instruction, _selector(d, letter + digits[count:]), letter, count, count)
@@ -245,8 +238,8 @@ def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
     d, *sources = instruction.operands
     signs = [isinstance(operand, Part) and operand.negated for operand in sources]
     negative = signs[0] != signs[1]
-    if len(types) != 3 or len(scales) > 1 or "po" in parts and any(signs) or negative and signs[2]:
-        raise instruction.refuse(f"types, scales or signs of {instruction.opcode} are not those of the PTX ISA")
+    if "po" in parts and any(signs) or negative and signs[2]:
+        raise instruction.refuse(f"signs of {instruction.opcode} are not those of the PTX ISA")
     _check_scalar(instruction, (bool(scales) or "sat" in parts) and types[1:] != ["s32", "s32"])
     numbers = Numbers(block)
     product = numbers.do("mul.lo", *(_part(numbers, operand, type_) for operand, type_ in zip(sources, types[1:])))

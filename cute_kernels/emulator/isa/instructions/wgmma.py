@@ -36,15 +36,16 @@ class _Kind:
         types: of A and of B.
         d_types: of the accumulator.
         columns: N that exist.
-        scales: imm-scale operands, of A and B.
-        saturates: ``.satfinite`` exists.
     """
 
     types: tuple[ElementType, ...]
     d_types: tuple[str, ...] = ("f32",)
     columns: Collection[int] = range(8, 257, 8)
-    scales: int = 2
-    saturates: bool = False
+
+    @property
+    def integers(self) -> bool:
+        """They have no imm-scale, but .satfinite."""
+        return self.d_types == ("s32",)
 
 
 _KINDS = (
@@ -52,30 +53,22 @@ _KINDS = (
     _Kind((BF16,)),
     _Kind((TF32,)),
     _Kind((E4M3, E5M2), ("f32", "f16")),
-    _Kind((S8, U8), ("s32",), (8, 16, 24, *range(32, 257, 16)), scales=0, saturates=True),
+    _Kind((S8, U8), ("s32",), (8, 16, 24, *range(32, 257, 16))),
 )
 _TYPES = {element.name: (kind, element) for kind in _KINDS for element in kind.types}
 COMMIT, WAIT = "wgmma_commit", "wgmma_wait"  # operations of the core
-_A_REGISTERS = 4  # of a thread, for every type: 64 rows of 32 bytes over 128 threads
 
 
 # --- mma_async ------------------------------------------------------------------------------------------------------
 
 
 def parse_form(instruction: Instruction) -> Form:
-    """Reads the opcode and the immediate operands of a wgmma.mma_async.
-
-    Raises:
-        UnsupportedPTX: an accumulator that the operands do not have here, sparse forms, a shape that does not exist.
-    """
+    """Reads the opcode and the immediate operands of a wgmma.mma_async."""
     shape, *saturate, d_type, a_name, b_name = instruction.parts[4:]
     (kind, a_type), (_, b_type) = _TYPES[a_name], _TYPES[b_name]
     a_in_registers = isinstance(instruction.operands[1], Vector)
-    transposable = a_type.nbytes == 2  # PTX ISA: imm-trans exists for 16-bit types, and for A only with a descriptor
     flags = [as_integer(instruction, operand) for operand in instruction.operands[4:]]
-    if len(flags) != kind.scales + (transposable and 2 - a_in_registers):
-        raise instruction.refuse(f"{len(flags)} immediate operands")
-    scales, transposes = flags[: kind.scales] or [1, 1], flags[kind.scales :]
+    scales, transposes = ([1, 1], []) if kind.integers else (flags[:2], flags[2:])
     if any(scale not in (1, -1) for scale in scales) or any(flag not in (0, 1) for flag in transposes):
         raise instruction.refuse("imm-scale is 1 or -1, imm-trans 0 or 1")
     return Form(
@@ -101,19 +94,25 @@ class MmaAsync(Anchor):
         self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
 
 
-# How many literals there are depends on types that have to go together; `parse_form` looks at both.
-_LITERALS = "imm_scale_a:imm?, imm_scale_b:imm?, imm_trans_a:imm?, imm_trans_b:imm?"
-_OPERANDS = "; ".join(f"{{d}}:b32, {a}, b_desc:b64, scale_d:pred, {_LITERALS}" for a in ("a_desc:b64", "{a}4:b32"))
+def _operands(parts: tuple[str, ...]) -> str:
+    """imm-trans exists for 16-bit types, and for A only with a descriptor."""
+    shape, (d_type, a_name, _) = parts[4], parts[-3:]
+    kind, element = _TYPES[a_name]
+    d = f"{{d}}{int(shape[4:].partition('k')[0]) // (4 if d_type == 'f16' else 2)}:b32"
+    scales = ", imm_scale_a:imm, imm_scale_b:imm" * (not kind.integers)
+    of_a, of_b = (f", imm_trans_{name}:imm" * (element.nbytes == 2) for name in "ab")
+    rest = f"b_desc:b64, scale_d:pred{scales}"
+    return f"{d}, a_desc:b64, {rest}{of_a}{of_b}; {d}, {{a}}4:b32, {rest}{of_b}"
 
 
 def _grammar(kind: _Kind) -> str:
     shapes = f"m64n{{{','.join(map(str, kind.columns))}}}k{32 // kind.types[0].nbytes}"
     operand = "|".join(element.name for element in kind.types)
-    return f"sync aligned {shapes} {'satfinite? ' * kind.saturates}{'|'.join(kind.d_types)} {operand} {operand}"
+    return f"sync aligned {shapes} {'satfinite? ' * kind.integers}{'|'.join(kind.d_types)} {operand} {operand}"
 
 
 @family(
-    "wgmma.mma_async", varies=always_varies, reads_destinations=True, operands=_OPERANDS,
+    "wgmma.mma_async", varies=always_varies, reads_destinations=True, operands=_operands,
     qualifiers="; ".join(map(_grammar, _KINDS)),
 )  # fmt: skip
 def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
@@ -122,10 +121,6 @@ def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
     form = parse_form(instruction)
     _refuse_partial(block, instruction)
     d, a, b, scale_d = instruction.operands[:4]
-    if not isinstance(d, Vector) or len(d.items) != form.registers:
-        raise instruction.refuse(f"{form.registers} accumulator registers are needed")
-    if form.a_in_registers and len(a.items) != _A_REGISTERS:
-        raise instruction.refuse(f"{_A_REGISTERS} registers of A are needed")
     accumulators = [block.whole(block.value(item, 32)) for item in d.items]
     fragments = [block.whole(block.value(item, 32)) for item in a.items] if form.a_in_registers else []
     first = fragments or [block.whole(block.value(a, 64))]

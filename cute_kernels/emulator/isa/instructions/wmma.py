@@ -14,17 +14,15 @@ from cute_kernels.emulator.isa.instructions.floats import float_to_float
 from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
 from cute_kernels.emulator.isa.instructions.memory import SPACES, Access, address_of, memory_space
 from cute_kernels.emulator.isa.instructions.mma import multiply_registers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Operand, Special, Vector
+from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Operand, Special, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import CANONICAL, Constant, Pack, PureOp, Value
 from cute_kernels.emulator.machine.units.matrix.mma_sync import TYPES, Form
 
-_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _BITS = {name: TYPE_BITS[name] for name in ("f16", "bf16", "s8", "u8", "f32", "s32", "f64")}
 _BITS |= {"tf32": 32, "s4": 4, "u4": 4, "b1": 1}
-_SPACES = ("global", "shared", "shared::cta")
 _ACCUMULATORS = {"f16": ("f16", "f32"), "bf16": ("f32",), "tf32": ("f32",), "f64": ("f64",)}
 _WIDE = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
 #: Shapes by type of A and B (PTX ISA, wmma: matrix shapes).
@@ -111,17 +109,15 @@ class _Register:
     per: int
 
 
-def _matrix(instruction: Instruction) -> tuple[_Matrix, str, str]:
-    """(matrix, layout, state space) of wmma.load and wmma.store."""
-    name, layout, shape, *space, type_ = instruction.parts[2:3] + instruction.parts[5:]
-    match = _SHAPE.fullmatch(shape)
-    given = tuple(map(int, match.groups())) if match else ()
-    kinds = [t for t in _SHAPES if given in _SHAPES[t] and (t == type_ if name in "ab" else type_ in _accumulators(t))]
-    if not kinds or layout not in ("row", "col") or space and (len(space) > 1 or space[0] not in _SPACES):
-        raise instruction.refuse(f"wmma.{instruction.parts[1]}.{name} of {shape} and .{type_} does not exist")
-    if name in "ab" and _BITS[type_] < 8 and layout != ("row" if name == "a" else "col"):
-        raise instruction.refuse(f"{name.upper()} of .{type_} has layout .{'row' if name == 'a' else 'col'}")
-    return _Matrix(*given, name, type_), layout, SPACES[space[0]] if space else "generic"
+def _sides(shape: str) -> tuple[int, int, int]:
+    m, n, k = map(int, re.findall(r"\d+", shape))
+    return m, n, k
+
+
+def _matrix(parts: tuple[str, ...]) -> tuple[_Matrix, str, str]:
+    """(matrix, layout, state space) of the opcode of wmma.load and wmma.store."""
+    _, _, name, _, _, layout, shape, *space, type_ = parts
+    return _Matrix(*_sides(shape), name, type_), layout, SPACES[space[0]] if space else "generic"
 
 
 class _Places:
@@ -129,7 +125,7 @@ class _Places:
 
     def __init__(self, block: BlockBuilder, instruction: Instruction, operands: Sequence[Operand]) -> None:
         self.block = block
-        self.matrix, layout, self.space = _matrix(instruction)
+        self.matrix, layout, self.space = _matrix(instruction.parts)
         matrix = self.matrix
         block.operation("whole_warp")
         address, *stride = operands
@@ -189,56 +185,49 @@ class _Places:
         return _BITS[self.matrix.type] * (register.per if self.beside else 1)
 
 
-def _items(instruction: Instruction, operand: Operand, matrix: _Matrix) -> tuple[Operand, ...]:
-    items = operand.items if isinstance(operand, Vector) else (operand,)
-    if len(items) != matrix.count:
-        raise instruction.refuse(f"{matrix.count} registers of {matrix.name.upper()} are needed")
-    return items
-
-
 _SYNC = "sync.aligned"
 
 
-def _list(name: str, parts: tuple[str, ...], count: int | str = "") -> str:
-    return f"{{{name}}}{count}:{'b64' if 'f64' in parts else 'b32'}"
+def _registers(matrix: _Matrix) -> str:
+    return f"{{{matrix.name}}}{matrix.count}:{'b64' if matrix.type == 'f64' else 'b32'}"
 
 
-def _load_operands(parts: tuple[str, ...]) -> str:
-    return f"{_list('r', parts)}, [p], stride:u32?"
-
-
-def _store_operands(parts: tuple[str, ...]) -> str:
-    count = 2 if any(part.startswith("m8n8k") for part in parts) else 4 if parts[-1] == "f16" else 8
-    return f"[p], {_list('r', parts, count)}, stride:u32?"
+def _memory_operands(parts: tuple[str, ...]) -> str:
+    matrix = _matrix(parts)[0]
+    operands = _registers(matrix), "[p]"
+    return ", ".join((*(operands[::-1] if matrix.name == "d" else operands), "stride:u32?"))
 
 
 def _mma_operands(parts: tuple[str, ...]) -> str:
-    return ", ".join(_list(name, parts) for name in "dabc")
+    return ", ".join(map(_registers, _product(parts)))
 
 
 def _named(type_: str) -> str:
     return "|".join(f"m{m}n{n}k{k}" for m, n, k in _SHAPES[type_])
 
 
-def _in_memory(types: Iterable[tuple[str, str]]) -> str:
+def _in_memory(types: Iterable[tuple[str, str]], name: str) -> str:
     """Grammar of loads and stores of types, each of a matrix that goes with the second one."""
-    return "; ".join(f"row|col {_named(of)} global|shared|shared::cta? {type_}" for type_, of in types)
+    narrow = {"a": "row", "b": "col"}.get(name, "row|col")  # of elements below a byte
+    return "; ".join(
+        f"{narrow if _BITS[type_] < 8 else 'row|col'} {_named(of)} global|shared|shared::cta? {type_}"
+        for type_, of in types
+    )
 
 
 _SUMS = [(type_, of) for of in _SHAPES for type_ in _accumulators(of)]
 
 
-@family(
-    f"wmma.load.c.{_SYNC}", varies=always_varies, operands=_load_operands, qualifiers=_in_memory(_SUMS),
-)  # fmt: skip
-@family(
-    *(f"wmma.load.{name}.{_SYNC}" for name in "ab"), varies=always_varies, operands=_load_operands,
-    qualifiers=_in_memory((type_, type_) for type_ in _SHAPES),
-)  # fmt: skip
+_FACTORS = [(type_, type_) for type_ in _SHAPES]
+
+
+@family(f"wmma.load.c.{_SYNC}", varies=always_varies, operands=_memory_operands, qualifiers=_in_memory(_SUMS, "c"))
+@family(f"wmma.load.b.{_SYNC}", varies=always_varies, operands=_memory_operands, qualifiers=_in_memory(_FACTORS, "b"))
+@family(f"wmma.load.a.{_SYNC}", varies=always_varies, operands=_memory_operands, qualifiers=_in_memory(_FACTORS, "a"))
 def _load(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.load: A, B and C of all shapes and types."""
     places = _Places(block, instruction, instruction.operands[1:])
-    items = _items(instruction, instruction.operands[0], places.matrix)
+    items = items_of(instruction.operands[0])
     registers = places.matrix.registers
     values = []
     for register in registers:
@@ -251,13 +240,12 @@ def _load(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, values[i % len(values)])
 
 
-@family(f"wmma.store.d.{_SYNC}", destinations=0, operands=_store_operands, qualifiers=_in_memory(_SUMS))
+@family(f"wmma.store.d.{_SYNC}", destinations=0, operands=_memory_operands, qualifiers=_in_memory(_SUMS, "d"))
 def _store(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.store: D of all shapes and types."""
     address, source, *stride = instruction.operands
     places = _Places(block, instruction, (address, *stride))
-    items = _items(instruction, source, places.matrix)
-    for item, register in zip(items, places.matrix.registers):
+    for item, register in zip(items_of(source), places.matrix.registers):
         pieces = list(places.pieces(register))
         value = block.whole(block.value(item, max(_BITS[places.matrix.type], 32)))
         parts = block.split(value, len(pieces)) if len(pieces) > 1 else [value]
@@ -266,13 +254,12 @@ def _store(block: BlockBuilder, instruction: Instruction) -> None:
             block.anchor(Access("store", address, places.facts(register), [part], offset), [], [address, part])
 
 
-def _types(instruction: Instruction, given: Sequence[str]) -> tuple[str, str, str, str]:
-    """Types of D, A, B and C: for .f16 the opcode has those of D and C alone."""
-    types = (given[0], "f16", "f16", given[1]) if len(given) == 2 else tuple(given)
-    d, a, b, c = types if len(types) == 4 else ("", "", "", "")
-    if a not in _SHAPES or a != b or {c, d} - set(_accumulators(a)):
-        raise instruction.refuse(f"types {', '.join(given)} do not go together")
-    return d, a, b, c
+def _product(parts: tuple[str, ...]) -> tuple[_Matrix, _Matrix, _Matrix, _Matrix]:
+    """D, A, B and C of the opcode of wmma.mma: of .f16 it has the types of D and C alone."""
+    sides = _sides(next(part for part in parts[2:] if part[0] == "m"))
+    d, *factors, c = (part for part in parts if part in _BITS)
+    a, b = factors or ("f16", "f16")
+    return _Matrix(*sides, "d", d), _Matrix(*sides, "a", a), _Matrix(*sides, "b", b), _Matrix(*sides, "c", c)
 
 
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
@@ -296,28 +283,21 @@ def _products() -> Iterator[str]:
 @family(f"wmma.mma.{_SYNC}", varies=always_varies, operands=_mma_operands, qualifiers="; ".join(_products()))
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.mma: f16, bf16, tf32, f64, s8, u8, s4, u4, b1."""
-    bits_op = instruction.parts[2] if "popc" in instruction.parts else ""
-    a_layout, b_layout, shape, *given = instruction.parts[(6 if bits_op else 4) :]
-    saturate, rounding = given[-1] == "satfinite", given[0] if given[0] in _ROUNDINGS else ""
-    d_type, a_type, b_type, c_type = _types(instruction, given[bool(rounding) : len(given) - saturate])
-    size = _SHAPES[a_type]
-    named = {f"m{m}n{n}k{k}": (m, n, k) for m, n, k in size}
-    fits = shape in named and {a_layout, b_layout} <= {"row", "col"}
-    fits = fits and (_BITS[a_type] >= 8 or (a_layout, b_layout) == ("row", "col"))
-    if not fits or bool(bits_op) != (a_type == "b1") or saturate and d_type != "s32" or rounding and a_type != "f64":
-        raise instruction.refuse("no such form of wmma.mma is implemented")
-    d, *sources = (_Matrix(*named[shape], name, t) for name, t in zip("dabc", (d_type, a_type, b_type, c_type)))
-    items = [_items(instruction, x, matrix) for x, matrix in zip(instruction.operands, (d, *sources))]
+    parts = instruction.parts
+    d, *sources = _product(parts)
+    a_type, b_type, c_type, d_type = (matrix.type for matrix in (*sources, d))
+    items = [items_of(operand) for operand in instruction.operands]
     word = max(_BITS[a_type], 32)
     a, b, c = ([block.value(item, word) for item in each[: len(x.registers)]] for each, x in zip(items[1:], sources))
     if d.swapped:
         a, b = b, a
     both = "f32" if {c_type, d_type} == {"f16", "f32"} else c_type
-    variant = bits_op or rounding or ("rn" if a_type == "f64" else "")
+    default = "rn" if a_type == "f64" else ""
+    variant = next((part for part in parts if part in ("xor", "and", *_ROUNDINGS)), default)
     rows, columns, k = d.form
     if a_type == "tf32":  # ptxas makes two of it, in order of K
         k = 4
-    form = Form(rows, columns, k, TYPES[a_type], TYPES[b_type], both, saturate, variant)
+    form = Form(rows, columns, k, TYPES[a_type], TYPES[b_type], both, "satfinite" in parts, variant)
     if both != c_type:
         c = [block.pure(float_to_float("f32", "f16"), half) for pair in c for half in block.split(pair, 2)]
     results = _parts(block, form, a, b, c, d.k // k)

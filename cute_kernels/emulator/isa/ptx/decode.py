@@ -31,6 +31,7 @@ from cute_kernels.emulator.isa.ptx.program import (  # noqa: F401 - users of `pa
     Symbol,
     Variable,
     Vector,
+    items_of,
 )
 from cute_kernels.emulator.isa.ptx.source_lines import unquoted
 from cute_kernels.emulator.isa.ptx.targets import read_head

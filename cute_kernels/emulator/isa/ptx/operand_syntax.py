@@ -42,6 +42,7 @@ from cute_kernels.emulator.isa.ptx.program import (
     Special,
     Symbol,
     Vector,
+    items_of,
 )
 
 #: Types of instructions that no register is declared with: the type of the registers that hold them.
@@ -158,7 +159,7 @@ class Slot:
         return operand
 
     def _accepts_list(self, operand: Operand, registers: Mapping[str, str]) -> bool:
-        items = operand.items if isinstance(operand, Vector) else (operand,)
+        items = items_of(operand)
         if not self.pack:
             fits = self.count in (None, len(items))
             return fits and all(self._accepts_one(item, registers) for item in items)
@@ -220,8 +221,6 @@ def is_type(part: str) -> bool:
 
 def _resolved(type_: str, parts: tuple[str, ...]) -> str:
     types = [part for part in parts if is_type(part)]
-    if type_ in ("T", "S", "2T", "B") and not types:
-        return "b32"  # no type, or one that does not exist: the function for the opcode says so
     if type_ == "2T":
         return f"{types[-1][0]}{2 * TYPE_BITS.get(types[-1], 16)}"
     if type_ == "B":
@@ -256,9 +255,11 @@ def policy_operand(parts: tuple[str, ...]) -> str:
 
 
 def data_operand(name: str, type_: str, parts: tuple[str, ...]) -> str:
-    """One register, which ptxas takes in braces too, or a list of them, whose width alone matters to ptxas."""
+    """One register, in loads and stores perhaps in braces, or a list of them, whose width alone matters to ptxas."""
     lengths = [part[1:] for part in parts if part in ("v2", "v4", "v8")]
-    return f"{{{name}}}{lengths[0]}:B{type_[1:]}" if lengths else f"{{{name}}}1:{type_}"
+    if lengths:
+        return f"{{{name}}}{lengths[0]}:B{type_[1:]}"
+    return f"{{{name}}}1:{type_}" if parts[0] in ("ld", "ldu", "st") else f"{name}:{type_}"
 
 
 def read_forms(text: str, parts: tuple[str, ...], destinations: int) -> dict[int, list[tuple[Slot, ...]]]:

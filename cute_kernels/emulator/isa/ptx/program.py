@@ -78,6 +78,11 @@ class Vector:
     items: tuple[Operand, ...]
 
 
+def items_of(operand: Operand) -> tuple[Operand, ...]:
+    """The elements of a list, or the operand itself."""
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
 @dataclass(frozen=True)
 class Memory:
     """``[base + offset, extra...]``; ``extra`` holds the coordinate vectors of tensor copies."""

@@ -79,8 +79,8 @@ class Accumulators:
     def emit(self, node: Node, index: int) -> None:
         """The wgmma of a node, the ``index``-th of its block."""
         emitter, anchor = self._emitter, node.anchor
-        program, variables = emitter.program, emitter.builder.variables
-        names = [variables[item.name] for item in node.instruction.operands[0].items]
+        program = emitter.program
+        names = [item.name for item in node.instruction.operands[0].items]
         offsets = [program.layout.slot(name, 32, False) for name in names]
         old = [self._newest.get(name, name) for name in names]  # keys of what is in these places
         self._make_way(node, index, names, old)
@@ -133,7 +133,7 @@ class Accumulators:
         wgmmas = [node.instruction for node in nodes if isinstance(node.anchor, MmaAsync)]
         names = {item.name for instruction in wgmmas for item in instruction.operands[0].items}
         found = [(name, builder.register(name)) for name in sorted(names & live_out)]
-        return [(name, value) for name, value in found if key_of(value) == builder.variables[name]]
+        return [(name, value) for name, value in found if key_of(value) == name]
 
     def finals(self, finals: Sequence[tuple[str, Value]]) -> list[tuple[str, Value]]:
         """Gives registers the values that are in flight. Returns the others, whose registers may be written then."""
@@ -142,12 +142,12 @@ class Accumulators:
             if key_of(value) not in self.values:
                 others.append((register, value))
                 continue
-            place = emitter.program.layout.slot(emitter.builder.variables[register], 32, False)
+            place = emitter.program.layout.slot(register, 32, False)
             if emitter.where(value) != place:
                 moves.append((emitter.where(value), place))
             emitter.instruction = self._writer(register)
         self._move(moves)
-        self.overwrite([emitter.builder.variables[register] for register, _ in others])
+        self.overwrite([register for register, _ in others])
         return others
 
     def _writer(self, register: str) -> Instruction:

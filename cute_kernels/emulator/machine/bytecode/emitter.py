@@ -1,8 +1,7 @@
 """One basic block's graph of values (`block.BlockBuilder`) to bytecode.
 
 The nodes are emitted in program order. What the core does not know becomes a *site*: a call of the Python function that
-the node names, with operands and results in the rows of the exchange area (`memory_tables`). Sites are numbered;
-`Site.source` is the Python function that performs one.
+the node names, with operands and results in the rows of the exchange area (`memory_tables`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from cute_kernels.emulator.isa.instructions.memory import Access
 from cute_kernels.emulator.isa.instructions.wgmma import MmaAsync
 from cute_kernels.emulator.machine.bytecode.accumulators import Accumulators
 from cute_kernels.emulator.machine.bytecode.program import Program, row_bytes
-from cute_kernels.emulator.machine.bytecode.sites import Key, Site, fetch, key_of, store_results
+from cute_kernels.emulator.machine.bytecode.sites import Key, Row, Site, key_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call, Operation
 from cute_kernels.emulator.machine.graph.values import Constant, LiveIn, Node, Pack, Result, Value
 from cute_kernels.emulator.machine.state.generic_addresses import PARAM_WINDOW, parameter_offset
@@ -64,8 +63,8 @@ class BlockEmitter:
         if name in self._places:
             return self._places[name]
         layout = self.program.layout
-        if name not in self.program.registers and name not in layout.slots:
-            layout.expressions.append((name, value.bits, value.uniform))
+        if value.of_warp is not None and name not in layout.slots:
+            layout.of_warps.append((name, value.of_warp, value.bits, value.uniform))
         return layout.slot(name, value.bits, value.uniform)
 
     def _take(self, nbytes: int, owner: Key | None = None) -> int:
@@ -218,7 +217,7 @@ class BlockEmitter:
                 continue
             if register in products or isinstance(value.node.anchor, MmaAsync) or builder.divergent and not uniform:
                 continue
-            variable, index = builder.variables[register], numbers[value.node]
+            variable, index = register, numbers[value.node]
             if variable in self.accumulators.slots:
                 continue
             if first <= index and self._last.get(variable, -1) <= index:
@@ -282,25 +281,19 @@ class BlockEmitter:
         arguments = [self._argument(arg, rows) for arg in given]
         for value, index in rows:
             self.write_row(index, value, lanes=not value.uniform)
-        function = self.program.space.bind(called, called.__name__)
-        source = [f"r = {function}({', '.join(['W', 'mask', *arguments])})"]
-        if blocking:
-            source.append("if r is None: return 1")
-        source += store_results(results)
         self.program.reserve(len(results))
-        self.call(self.program.site(Site(node.instruction, source)), blocking)
+        self.call(self.program.site(Site(node.instruction, called, arguments, results, blocking)), blocking)
 
-    def _argument(self, arg: object, rows: list[tuple[Value, int]]) -> str:
+    def _argument(self, arg: object, rows: list[tuple[Value, int]]) -> object:
+        """An argument of `Site`; values that vary get a row."""
         if isinstance(arg, Constant):
-            return repr(bool(arg.value)) if arg.bits == 1 else repr(arg.value)
+            return bool(arg.value) if arg.bits == 1 else arg.value
         if isinstance(arg, Value):
             rows.append((arg, len(rows)))
-            return fetch(arg, len(rows) - 1)
-        if arg is None or isinstance(arg, (int, str, bool)):
-            return repr(arg)
+            return Row(len(rows) - 1, arg.bits, arg.uniform)
         if isinstance(arg, (tuple, list)):
-            return "(" + "".join(self._argument(item, rows) + ", " for item in arg) + ")"
-        return self.program.space.bind(arg, "obj")
+            return tuple(self._argument(item, rows) for item in arg)
+        return arg
 
     def _operation(self, node: Node, places: Sequence[int]) -> None:
         anchor, operands = node.anchor, node.anchor.operands
@@ -365,12 +358,12 @@ class BlockEmitter:
 
     def _finals(self, finals: Sequence[tuple[str, Value]], condition: Value | None) -> None:
         builder, program, in_flight = self.builder, self.program, self.accumulators.values
-        changed = {builder.variables[register] for register, _ in finals}
+        changed = {register for register, _ in finals}
         for value in [value for _, value in finals] + ([condition] if condition is not None else []):
             if isinstance(value, LiveIn) and value.variable in changed and value.variable not in in_flight:
                 self.put_aside(value)
         for register, value in self.accumulators.finals(finals):
-            variable, bits = builder.variables[register], builder.bits_of(register)
+            variable, bits = register, builder.bits_of(register)
             if self.accumulators.in_place.get(value) == variable:
                 continue
             uniform = register not in builder.varying

@@ -16,7 +16,6 @@ import functools
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,9 +29,9 @@ from cute_kernels.emulator.isa.ptx.register_hazards import accumulators_in_fligh
 from cute_kernels.emulator.machine.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.machine.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.machine.bytecode.program import Bytecode, Program, row_bytes
-from cute_kernels.emulator.machine.bytecode.sites import Site
+from cute_kernels.emulator.machine.bytecode.sites import Site, bound
 from cute_kernels.emulator.machine.bytecode.warp_log import WarpLog
-from cute_kernels.emulator.machine.graph.values import Value
+from cute_kernels.emulator.machine.graph.values import OfWarp, Value
 from cute_kernels.emulator.machine.state.memory_tables import (
     CALLBACK,
     LOG,
@@ -75,10 +74,10 @@ class Translation:
 
     Attributes:
         static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
-        sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
+        sites: places that call Python.
         registers: the part of a warp's state with the registers.
         slots: (offset, bits, uniform) of each register that lives longer than a block.
-        constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
+        constants: (function of the warp, offset, bits, uniform) of each constant of a warp.
         rows: of the exchange area.
         local_bytes: of local memory, in each lane.
         wgmmas: forms of its wgmma.mma_async.
@@ -91,11 +90,9 @@ class Translation:
     static_shared: int
     bytecode: Bytecode
     sites: tuple[Site, ...]
-    code: CodeType
-    names: dict[str, object]
     registers: slice
     slots: dict[str, tuple[int, int, bool]]
-    constants: tuple[tuple[CodeType, int, int, bool], ...]
+    constants: tuple[tuple[OfWarp, int, int, bool], ...]
     rows: int
     local_bytes: int
     wgmmas: tuple[WgmmaForm, ...]
@@ -135,9 +132,9 @@ class _Translator:
         self.flow: Flow = lowering.flow
         header = _HEADER + 8 * (len(self.flow.blocks) + 1)
         self.start = -(-header // 64) * 64
-        self.program = Program(lowering.space, set(lowering.variables.values()), self.start, detectors)
+        self.program = Program(self.start, detectors)
         for _ in _SITES:
-            self.program.site(Site(None, []))
+            self.program.site(Site(None))
         self.in_flight = accumulators_in_flight(self.flow)
 
     def run(self) -> Translation:
@@ -147,7 +144,7 @@ class _Translator:
             live = (block.live_in | block.live_out) - places.keys()
             for name in sorted(live):
                 bits, uniform = self.lowering.bits(name), name not in flow.varying
-                places[name] = program.layout.slot(self.lowering.variables[name], bits, uniform), bits, uniform
+                places[name] = program.layout.slot(name, bits, uniform), bits, uniform
         registers = slice(self.start, program.layout.size)
         starts = [self._block(block) for block in flow.blocks]
         starts.append(len(program.code))
@@ -155,8 +152,7 @@ class _Translator:
         spare = None if self.in_flight is None else program.layout.new(row_bytes(32, False))
         slots = program.layout.slots
         constants = tuple(
-            (compile(text, "<constant of a warp>", "eval"), slots[text], bits, uniform)
-            for text, bits, uniform in program.layout.expressions
+            (of_warp, slots[name], bits, uniform) for name, of_warp, bits, uniform in program.layout.of_warps
         )
         return Translation(
             kernel=self.lowering.kernel,
@@ -164,8 +160,6 @@ class _Translator:
             static_shared=self.lowering.context.static_shared,
             bytecode=Bytecode(program, starts),
             sites=tuple(program.sites),
-            code=compile(self._sites(), "<sites of PTX>", "exec"),
-            names=program.space.values,
             registers=registers,
             slots=places,
             constants=constants,
@@ -182,9 +176,7 @@ class _Translator:
         builder, condition = self.lowering.block(block)
         count = _HEADER + 8 * block.index
         program.put("block", a=count, b=block.end - block.start, c=int(not block.continues), imm=block.index)
-        variables, ages = self.lowering.variables, None
-        if self.in_flight is not None:
-            ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}
+        ages = None if self.in_flight is None else dict(self.in_flight[block.index])
         emitter = BlockEmitter(program, builder, block.index, ages)
         emitter.emit(block.live_out, condition)
         self._branch(emitter, block, condition)
@@ -200,15 +192,6 @@ class _Translator:
         meet = self.flow.reconvergence[block.index] if lanes else 0
         where = emitter.operand(condition, lanes)
         self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=divergent, imm=meet)
-
-    def _sites(self) -> str:
-        """Python source of ``sites(Q, X8, X16, X32, X64)``, which returns the functions of all sites."""
-        lines = ["def sites(Q, X8, X16, X32, X64):"]
-        for number, site in enumerate(self.program.sites):
-            lines.append(f"    def site{number}(W, mask):")
-            lines += [f"        {line}" for line in (*site.source, f"return {_GO}")]
-        lines.append(f"    return [{', '.join(f'site{n}' for n in range(len(self.program.sites)))}]")
-        return "\n".join(lines)
 
 
 # --- running --------------------------------------------------------------------------------------------------------
@@ -231,11 +214,9 @@ class Execution:
         self.flow, self.kernel, self.static_shared = translation.flow, translation.kernel, translation.static_shared
         self.area, self.exchange = exchange_area(translation.rows)
         words = memoryview(self.area).cast("B").cast("Q")
-        lanes = [self.area.view(f"u{size}").reshape(-1, ROW // size)[:, :32] for size in (1, 2, 4, 8)]
-        self.names = dict(translation.names)
-        exec(translation.code, self.names)  # noqa: S102 - our own generated source
-        self.sites = self.names["sites"](words, *lanes)
-        self.sites[: len(_SITES)] = self._exit, self._wait, self._stop
+        lanes = {8 * size: self.area.view(f"u{size}").reshape(-1, ROW // size)[:, :32] for size in (1, 2, 4, 8)}
+        own = [self._exit, self._wait, self._stop]  # in the order of `_SITES`
+        self.sites = own + [bound(site, words, lanes) for site in translation.sites[len(_SITES) :]]
         self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
         self.current: WarpExecution | None = None
         self.tables: dict[Cluster, MemoryTables] = {}
@@ -325,9 +306,8 @@ class WarpExecution:
         self.place = -1
         self.waits: dict[int, Wait] = {}  # of paths, by their lanes
         self._bulk: np.ndarray | None = None
-        launch.names["W"] = warp
-        for expression, offset, bits, uniform in translation.constants:
-            self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
+        for of_warp, offset, bits, uniform in translation.constants:
+            self._set(offset, bits, uniform, of_warp(warp))
 
     def _set(self, offset: int, bits: int, uniform: bool, value: int) -> None:
         if uniform or bits == 1:

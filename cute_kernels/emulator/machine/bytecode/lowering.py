@@ -7,7 +7,6 @@ implemented, and registers of wgmma that are touched too early.
 from __future__ import annotations
 
 import dataclasses
-import re
 
 from cute_kernels.emulator.isa.instructions import tcgen05
 from cute_kernels.emulator.isa.instructions.members import gather
@@ -29,7 +28,7 @@ from cute_kernels.emulator.isa.ptx.tensor_loads import first_uses
 from cute_kernels.emulator.machine.bytecode.context import Context
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import lower as lower_instruction
-from cute_kernels.emulator.machine.graph.values import Constant, Namespace, Value
+from cute_kernels.emulator.machine.graph.values import Constant, Value
 
 # What taking an instruction apart raises that is of no form the function for its opcode knows: a missing operand, a
 # register or a literal where the other is meant, a number that no register holds. A mistake of that function raises the
@@ -95,9 +94,7 @@ class Lowering:
     ) -> None:
         self.kernel = kernel
         self.flow = analyse(kernel, block_shape, single)
-        self.space = Namespace()
-        self.context = Context(kernel, self.flow, self.space)
-        self.variables = _variable_names(kernel)
+        self.context = Context(kernel, self.flow)
         self.uses: dict[int, tuple[int, ...]] = {}  # `tensor_loads.first_uses`
 
     def bits(self, register: str) -> int:
@@ -106,7 +103,7 @@ class Lowering:
     def block(self, block: Block) -> tuple[BlockBuilder, Value | None]:
         """The graph of a block, and the condition of the branch at its end (None: it has one successor)."""
         registers, varying = self.kernel.registers, self.flow.varying
-        builder = BlockBuilder(registers, self.variables, varying, block.divergent, self.context)
+        builder = BlockBuilder(registers, varying, block.divergent, self.context)
         condition: Value | None = None
         for instruction in self.kernel.instructions[block.start : block.end]:
             builder.instruction = instruction
@@ -144,22 +141,6 @@ class Lowering:
                 "emulator is at fault "
                 f"({type(error).__name__}: {error})"
             ) from error
-
-
-_NOT_IN_NAMES = re.compile(r"\W")
-
-
-def _variable_names(kernel: Kernel) -> dict[str, str]:
-    """Readable and unique Python names: ``%r12`` -> ``x_r12``."""
-    names: dict[str, str] = {}
-    used: set[str] = set()
-    for register in kernel.registers:
-        name = "x_" + _NOT_IN_NAMES.sub("_", register.lstrip("%"))
-        while name in used:
-            name += "_"
-        used.add(name)
-        names[register] = name
-    return names
 
 
 # --- registers of 128 bits as pairs of 64 bits: nothing computes with all of their bits, and they live across blocks --

@@ -19,7 +19,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.pure_operations import operations
 from cute_kernels.emulator.machine.bytecode.sites import Site
-from cute_kernels.emulator.machine.graph.values import FULL, Namespace
+from cute_kernels.emulator.machine.graph.values import FULL, OfWarp
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.machine.units.matrix.wgmma import Form as WgmmaForm
@@ -34,13 +34,13 @@ class Layout:
     """Where a warp's state is, in bytes from its start; grows while the kernel is lowered.
 
     Attributes:
-        slots: offset per register and per expression that is constant for a warp.
-        expressions: of the latter, (expression, bits, uniform).
+        slots: offset per register and per constant of a warp, by its name.
+        of_warps: of the latter, (name, function of the warp, bits, uniform).
         constants: offset of every literal by its bytes.
     """
 
     slots: dict[str, int] = field(default_factory=dict)
-    expressions: list[tuple[str, int, bool]] = field(default_factory=list)
+    of_warps: list[tuple[str, OfWarp, int, bool]] = field(default_factory=list)
     constants: dict[bytes, int] = field(default_factory=dict)
     size: int = 0
 
@@ -78,16 +78,12 @@ class Program:
     """State that the blocks of a kernel share while they are lowered: code, sites, the state's layout.
 
     Args:
-        space: names that sites refer to.
-        registers: variables of the kernel's registers.
         header: bytes of the state before the registers.
         detectors: whether instructions have to be reported to them.
     """
 
-    def __init__(self, space: Namespace, registers: set[str], header: int, detectors: bool) -> None:
+    def __init__(self, header: int, detectors: bool) -> None:
         self.detectors = detectors
-        self.space = space
-        self.registers = registers
         self.layout = Layout(size=header)
         self.sites: list[Site] = []
         self.rows = 1  # of the exchange area

@@ -103,7 +103,6 @@ class BlockBuilder:
 
     Args:
         types: declared type per register.
-        variables: Python variable per register.
         varying: registers held per lane.
         divergent: whether the block can run under a partial mask.
         context: of the kernel.
@@ -112,12 +111,11 @@ class BlockBuilder:
     def __init__(
         self,
         types: dict[str, str],
-        variables: dict[str, str],
         varying: set[str],
         divergent: bool,
         context: KernelContext,
     ) -> None:
-        self.types, self.variables, self.varying = types, variables, varying
+        self.types, self.varying = types, varying
         self.divergent, self.context = divergent, context
         self.current: dict[str, Value] = {}
         self.nodes: list[Node] = []
@@ -159,7 +157,7 @@ class BlockBuilder:
         """The value that a register has at this point."""
         if name not in self.current:
             if name not in self._live:
-                self._live[name] = LiveIn(self.variables[name], self.bits_of(name), name not in self.varying)
+                self._live[name] = LiveIn(name, self.bits_of(name), name not in self.varying)
             return self._live[name]
         return self.current[name]
 
@@ -299,7 +297,7 @@ class BlockBuilder:
         finals = []
         for name in sorted(live_out & set(self.current)):
             value = self.whole(self.current[name])
-            if not (isinstance(value, LiveIn) and value.variable == self.variables[name]):
+            if not (isinstance(value, LiveIn) and value.variable == name):
                 finals.append((name, value))
         return finals
 

@@ -1,9 +1,9 @@
-"""The values and nodes of a basic block's data-flow graph, and the names that generated code refers to."""
+"""The values and nodes of a basic block's data-flow graph."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,11 +66,15 @@ class Constant(Value):
         self.bits, self.type, self.uniform = bits, CANONICAL.get(bits, "wide"), True
 
 
-class LiveIn(Value):
-    """The value that a register has when the block is entered."""
+OfWarp = Callable[..., object]
+"""Gives a constant of a warp, an int or an array of 32 numbers, for a `Warp`."""
 
-    def __init__(self, variable: str, bits: int, uniform: bool) -> None:
-        self.variable, self.bits, self.uniform = variable, bits, uniform
+
+class LiveIn(Value):
+    """The value that a register has when the block is entered; with ``of_warp`` a constant of the warp, by its name."""
+
+    def __init__(self, variable: str, bits: int, uniform: bool, of_warp: OfWarp | None = None) -> None:
+        self.variable, self.bits, self.uniform, self.of_warp = variable, bits, uniform, of_warp
         self.type = CANONICAL.get(bits, "wide")
 
 
@@ -112,25 +116,6 @@ class Anchor:
     """An instruction with effects, or one that reads state. Without ``effects`` it is left out when nothing uses it."""
 
     effects = True
-
-
-class Namespace:
-    """Objects that generated code refers to by name."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, object] = {}
-        self._names: dict[int, str] = {}
-
-    def bind(self, thing: object, hint: str) -> str:
-        """The name of an object; the same object always gets the same name."""
-        key = id(thing)
-        if key not in self._names:
-            name = "".join(c if c.isalnum() else "_" for c in hint)
-            if name in self.values:
-                name = f"{name}_{len(self.values)}"
-            self.values[name] = thing
-            self._names[key] = name
-        return self._names[key]
 
 
 # --- selection, packing, width ---------------------------------------------------------------------------------------

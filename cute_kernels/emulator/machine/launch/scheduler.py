@@ -118,8 +118,7 @@ class Scheduler:
                 self.hang()
             self.seen = cluster.looked_at()
         except EmulatorError as error:
-            if error.facts.barrier is not None:  # others of its array tell which of them it is
-                error.know(barriers=cluster.barriers.states())
+            cluster.tell_past(error)
             raise
         if not cluster.running and cluster.trace is not None:
             cluster.trace.close()
@@ -349,6 +348,7 @@ class Scheduler:
             exited=tuple(exited),
             pending=tuple(pending),
             barriers=self.cluster.barriers.states(),
+            past=self.cluster.barriers.past(),
         )
 
     def _waiting(self, warp: Warp) -> WaitState:

@@ -16,7 +16,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX, raising
-from cute_kernels.emulator.facts import BarrierState
+from cute_kernels.emulator.facts import BarrierState, Moment, Past
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ OPERATIONS = {
         "tensor_commit": "tcgen05.commit",
     }.items()
 }  # fmt: skip
+_ARRIVALS = ("arrive", "arrive_drop", "arrive_expect_tx", "tensor_commit")
+_MOMENTS = (
+    dict.fromkeys((CONSTANTS[name.upper()] for name in _ARRIVALS), "arrive")
+    | dict.fromkeys((CONSTANTS["TRY_WAIT"], CONSTANTS["TEST_WAIT"]), "wait")
+    | {CONSTANTS["EXPECT_TX"]: "announce", CONSTANTS["COMPLETE_TX"]: "deliver"}
+)
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
 
 
@@ -195,7 +201,7 @@ class MBarriers:
     def fault(self, what: int) -> EmulatorError:
         """The fault that the core has come upon, in words."""
         fault = self.tables.fault
-        address, given, operation = fault.address, fault.given, OPERATIONS[fault.operation]
+        address, amount, operation = fault.address, fault.amount, OPERATIONS[fault.operation]
         if what == CONSTANTS["NOT_LIVE"]:
             return self._not_live(operation, address)
         if what == CONSTANTS["EXITED"]:
@@ -204,13 +210,13 @@ class MBarriers:
         kind, message = {
             CONSTANTS["EXTRA_ARRIVALS"]: (
                 "extra-arrivals",
-                f"{given} arrival(s){f' by {self._arriver(fault.place)}' if fault.place else ''} on an mbarrier whose "
-                f"phase expects {barrier.pending} more",
+                f"{amount} arrival(s){f' by {self._arriver(fault.arriver)}' if fault.arriver else ''} on an mbarrier "
+                f"whose phase expects {barrier.pending} more",
             ),
             CONSTANTS["EXTRA_BYTES"]: ("extra-bytes", f"{-barrier.tx} bytes more arrived than expect_tx announced"),
             CONSTANTS["TOO_MANY_ARRIVALS"]: ("barrier-count", f"more than {MAX_COUNT} pending arrivals"),
             CONSTANTS["TOO_MANY_BYTES"]: (
-                "barrier-count", f"{operation} of {abs(given)} bytes takes the transaction count out of range"
+                "barrier-count", f"{operation} of {abs(amount)} bytes takes the transaction count out of range"
             ),
         }[what]
         return BarrierMisuse(f"{message}: {self.describe(address)}").know(kind, barrier=self.state(address))
@@ -262,6 +268,23 @@ class MBarriers:
     def states(self) -> tuple[BarrierState, ...]:
         """`state` of all."""
         return tuple(self.state(address) for address in self._barriers)
+
+    def past(self) -> Past:
+        """Operations before a fault, for reports."""
+        count, most = self.tables.moment_count, CONSTANTS["MOMENTS"]
+        latest = (self.tables.moments[number % most] for number in range(max(0, count - most), count))
+        moments = tuple(self._moment(each) for each in latest if each.operation in _MOMENTS)
+        unwritten = tuple((cta.cta_rank, *each) for cta in self._memory.ctas for each in cta.unwritten())
+        return Past(self.states(), moments, count <= most, unwritten)
+
+    def _moment(self, moment: ctypes.Structure) -> Moment:
+        operation, asked = "timeout" if moment.timed_out else _MOMENTS[moment.operation], moment.amount
+        instruction = self.instructions[moment.place] if 0 <= moment.place < len(self.instructions) else None
+        by_parity = moment.parity or operation not in ("wait", "timeout")
+        return Moment(
+            operation, (moment.address >> RANK_SHIFT, moment.address & OFFSET_MASK), moment.phase,
+            asked if by_parity else -1, self._arriver(moment.warp + 1), instruction,
+        )  # fmt: skip
 
     def describe(self, address: int) -> str:
         """One line for reports: place, phase, pending arrivals and bytes, who initialised it."""

@@ -179,6 +179,13 @@ class SharedMemory:
         elif not state.all():
             self.report(self.uninitialised_range(offset, nbytes))
 
+    def unwritten(self) -> list[tuple[int, int]]:
+        """Ranges that nobody has written: first byte, and how many."""
+        if not self.detect:
+            return []
+        edges = np.flatnonzero(np.diff(self.states == 0, prepend=False, append=False)).tolist()
+        return [(first, end - first) for first, end in zip(edges[::2], edges[1::2])]
+
     def uninitialised_range(self, offset: int, nbytes: int) -> EmulatorError:
         """Error of a read of bytes of which some were never written."""
         first = offset + int(np.argmin(self.states[offset : offset + nbytes]))

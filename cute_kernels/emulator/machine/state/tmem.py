@@ -221,7 +221,9 @@ class TensorMemory:
             error = IllegalAccess(
                 f"read of uninitialised TMEM: lane {lane + bad_lane}, column {column + bad_column} of an access to "
                 f"lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1}"
-            ).know("uninitialised-read")
+            ).know(
+                "uninitialised-read", memory=Memory("tensor", int(column + bad_column), 1, lane=int(lane + bad_lane))
+            )
             self.report(error)
 
 

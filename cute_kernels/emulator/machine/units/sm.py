@@ -365,10 +365,15 @@ class Cluster:
         place = self._place() or self.engine.running_issued
         if place is not None:
             error.at(*place)
-        if error.facts.barrier is not None:
-            error.know(barriers=self.barriers.states())
+        self.tell_past(error)
         if not going_on(error):
             raise error
+
+    def tell_past(self, error: EmulatorError) -> None:
+        """Adds to an error what has happened to mbarriers."""
+        past = self.barriers.past()
+        # Others of an array tell which of them the error's barrier is.
+        error.know(past=past, barriers=past.barriers if error.facts.barrier is not None else ())
 
     def report_once(self, what: Hashable, error: Callable[[], EmulatorError]) -> None:
         """Reports what is wrong with the running instruction, once in a launch: repeats are not even put into words."""
@@ -395,7 +400,7 @@ class Cluster:
         if what == CONSTANTS["TAKE_LOGS"]:
             return True
         if what == CONSTANTS["MAKE_ROOM"]:
-            self._make_room(warp.cta.named, tables.fault.address)
+            self._make_room(warp.cta.named, tables.fault.number)
             return True
         if what in cp_async.ASKED:
             self.copies.answer(what, tables.fault, warp)

@@ -130,9 +130,9 @@ SCALED = _X4 + ".scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
 
 @pytest.mark.parametrize(
     ("opcode", "places", "message"),
-    [(SCALED.replace("4X", "2X"), (0, 0, 0, 0), "do not go together"),
-     (SCALED.replace("k64", "k32"), (0, 0, 0, 0), "do not go together"),
-     (SCALED.replace(".scale_vec::4X", ""), (0, 0, 0, 0), "do not go together"),
+    [(SCALED.replace("4X", "2X"), (0, 0, 0, 0), "qualifier .ue4m3"),
+     (SCALED.replace("k64", "k32"), (0, 0, 0, 0), "qualifier .m16n8k32"),
+     (SCALED.replace(".scale_vec::4X", ""), (0, 0, 0, 0), "a qualifier is missing, one of .scale_vec::4X"),
      (SCALED, (0, 2, 0, 0), "byte 0 and thread 2"), (SCALED, (1, 0, 0, 0), "byte 1 and thread 0 of the scales of A"),
      (SCALED, (0, 0, 0, 4), "thread 4 of the scales of B")],
 )  # fmt: skip

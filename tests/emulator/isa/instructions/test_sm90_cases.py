@@ -80,10 +80,10 @@ def test_every_recorded_case_still_exists() -> None:
 @pytest.mark.parametrize(
     "name, old, new, message",
     [
-        ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", ".f32.f16.f16.f32", ".f32.f16.bf16.f32", "not impl"),
+        ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", ".f16.f16.f32", ".f16.bf16.f32", "qualifier .bf16"),
         ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "row.col", "row.row", "does not go with"),
-        ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "m16n8k16", "m16n8k32", "not implemented"),
-        ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "m16n8k16", "m16n8k8", "registers of A, B and C"),
+        ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "m16n8k16", "m16n8k32", "qualifier .m16n8k32"),
+        ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "m16n8k16", "m16n8k8", "a list of 2 registers"),
         ("cp.async.cg 16 whole, wait_all", "[%x0], 16", "[%x0], 8", "cp-size 8"),
         ("cp.async.ca 4 whole, wait_all", ".global [", ".global.L2::never [", "qualifier"),
     ],

@@ -230,13 +230,13 @@ def mma(rest: str) -> str:
 @pytest.mark.parametrize(("instruction", "message"), [
     ("wmma.load.a.sync.aligned.row.m16n16k8.f16 {%r1}, [%d0]", "m16n16k8 does not exist here"),
     ("wmma.load.a.sync.aligned.row.m16n16k16.local.f16 {%r1}, [%d0]", "does not exist"),
-    ("wmma.load.b.sync.aligned.row.m8n8k32.s4 {%r1}, [%d0]", "B of .s4 has layout .col"),
-    ("wmma.load.c.sync.aligned.row.m16n16k16.f16 {%r1}, [%d0]", "4 registers of C are needed"),
+    ("wmma.load.b.sync.aligned.row.m8n8k32.s4 {%r1}, [%d0]", "qualifier .row does not exist here; it takes .col"),
+    ("wmma.load.c.sync.aligned.row.m16n16k16.f16 {%r1}, [%d0]", "operand c of .*: must be a list of 4 reg"),
     (mma("sync.aligned.row.col.m16n16k16.s32.s8.u8.s32"), "qualifier .* it takes"),
     (mma("sync.aligned.row.row.m8n8k32.s32.s4.s4.s32"), "qualifier .row does not go with"),
     (mma("sync.aligned.row.col.m8n8k128.s32.b1.b1.s32"), "qualifier .* it takes"),
     (mma("sync.aligned.row.col.m16n16k16.f32.f32.satfinite"), "qualifier .satfinite does not"),
-    (mma("sync.aligned.row.col.m16n16k16.f32.f32"), "8 registers of D are needed"),
+    (mma("sync.aligned.row.col.m16n16k16.f32.f32"), "operand d of .*: must be a list of 8 registers"),
 ])  # fmt: skip
 def test_other_forms_are_refused(instruction: str, message: str) -> None:
     with pytest.raises(UnsupportedPTX, match=message):

@@ -134,7 +134,7 @@ def test_progress_begins_again_where_clusters_turn_out_to_be_dependent():
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "2", None])
 def test_processes_are_a_positive_integer(wrong: object):
-    with pytest.raises((TypeError, ValueError), match=f"processes {wrong!r}: "):
+    with pytest.raises((TypeError, ValueError), match=f"processes = {wrong!r}: must be"):
         Options(processes=wrong)
 
 

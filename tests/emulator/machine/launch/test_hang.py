@@ -281,10 +281,10 @@ def test_a_warp_that_polls_for_what_completes_last():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"max_idle_blocks": 0}, ValueError, "max_idle_blocks 0: at least 1"),
-        ({"max_warp_instructions": -1}, ValueError, "max_warp_instructions -1: at least 1"),
-        ({"max_idle_blocks": 1.5}, TypeError, "max_idle_blocks 1.5: an int or None"),
-        ({"max_warp_instructions": True}, TypeError, "max_warp_instructions True: an int or None"),
+        ({"max_idle_blocks": 0}, ValueError, "max_idle_blocks = 0: must be at least 1"),
+        ({"max_warp_instructions": -1}, ValueError, "max_warp_instructions = -1: must be at least 1"),
+        ({"max_idle_blocks": 1.5}, TypeError, "max_idle_blocks = 1.5: must be an int or None"),
+        ({"max_warp_instructions": True}, TypeError, "max_warp_instructions = True: must be an int or None"),
     ],
 )
 def test_limits_that_are_none(options: dict, error: type, text: str):

@@ -154,7 +154,7 @@ def test_no_more_are_resident_than_the_option_allows() -> None:
             continue
         with pytest.raises(Hang, match="hangs"):
             launch(module(LAST_FIRST), cells, 0, grid=(4, 1, 1), block=(1, 1, 1), options=Options(resident=resident))
-    with pytest.raises(ValueError, match="resident 0"):
+    with pytest.raises(ValueError, match="resident = 0"):
         Options(resident=0)
 
 

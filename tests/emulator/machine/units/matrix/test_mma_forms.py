@@ -228,12 +228,12 @@ def test_metadata_that_means_nothing_is_reported(code: int, name: str, ordered: 
 
 
 FORMS = {
-    "mma.sync.aligned.m16n8k4.row.col.rz.f32.tf32.tf32.f32": "qualifiers of .tf32 are none",
-    "mma.sync.aligned.m8n8k4.row.col.satfinite.f64.f64.f64.f64": "qualifiers of .f64 are rn, rz, rm, rp",
-    "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32": "qualifiers of .b1 are xor.popc, and.popc",
-    "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.or.popc": "is implemented",
-    "mma.sync.aligned.m16n8k64.row.col.s32.s4.s8.s32": "is not implemented",
-    "mma.sync.aligned.m16n8k32.row.col.f64.f64.f64.f64": "is not implemented",
+    "mma.sync.aligned.m16n8k4.row.col.rz.f32.tf32.tf32.f32": "qualifier .rz does not exist here",
+    "mma.sync.aligned.m8n8k4.row.col.satfinite.f64.f64.f64.f64": "qualifier .satfinite does not exist here",
+    "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32": "a qualifier is missing, one of .and, .xor",
+    "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.or.popc": "qualifier .or does not exist here",
+    "mma.sync.aligned.m16n8k64.row.col.s32.s4.s8.s32": "qualifier .s8 ",
+    "mma.sync.aligned.m16n8k32.row.col.f64.f64.f64.f64": "qualifier .m16n8k32 ",
 }
 
 

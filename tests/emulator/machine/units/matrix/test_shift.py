@@ -92,7 +92,7 @@ def test_a_pair_shifts_in_both_ctas():
         (kernel("add.u32 %r22, %r20, 28; tcgen05.shift.cta_group::1.down [%r22];"), IllegalAccess, "is not allocated"),
         (kernel("add.u32 %r22, %r20, 4; tcgen05.shift.cta_group::1.down [%r22];", stores="x8"), IllegalAccess,
          "read of uninitialised TMEM"),
-        (kernel("tcgen05.shift.cta_group::1 [%r20];"), EmulatorError, ".down is expected"),
+        (kernel("tcgen05.shift.cta_group::1 [%r20];"), EmulatorError, "a qualifier is missing, one of .down"),
         # Warp 1 reads its rows without waiting for the shift.
         (kernel("add.u32 %r22, %r20, 0x200000; tcgen05.shift.cta_group::1.down [%r22];", wait="LOAD"),
          TensorMemoryRace, r"tcgen05\.(ld|shift) .* TMEM column 0"),

@@ -1,0 +1,27 @@
+"""Facts of an object that follow from others: a name, a rule, and the meaning in a string behind it, in two lines."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+
+@abstractmethod
+def _of_subclass(self: Any) -> Any:
+    """The rule of a fact that a subclass has to give."""
+
+
+def number(rule: Callable[[Any], Any] = _of_subclass) -> Any:
+    """A property that is a number; abstract without a rule."""
+    return property(rule)
+
+
+def flag(rule: Callable[[Any], Any] = _of_subclass) -> Any:
+    """Likewise one that is true or false."""
+    return property(rule)
+
+
+def text(rule: Callable[[Any], str] = _of_subclass) -> Any:
+    """Likewise one that is a string."""
+    return property(rule)

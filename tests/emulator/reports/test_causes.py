@@ -1,0 +1,63 @@
+"""The first report of a planted fault names its cause and the line to mend, and of two causes the right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cute_kernels.emulator.errors import Race
+from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
+from tests.emulator.reports.planted_causes import ARCHITECTURES, FAULTS, report, source_of
+from tests.nightly import by_day
+
+DAILY = (
+    "pipeline: consumer's wrong phase", "pipeline: wrong stage read", "pipeline: copy signals another stage",
+    "pipeline: copy not issued", "pipeline: count too high", "pipeline: early release",
+    "gemm_sm90: wgmma reads another stage of a", "gemm_sm90: mask of own CTA", "gemm_sm90: count of one CTA",
+    "gemm_sm100: commit of stages not multicast", "gemm_sm100: half of the pair's bytes announced",
+    "gemm_sm100: no commit of stages", "gemm_sm100: no commit of sums", "gemm_sm100: commit to the wrong barrier",
+    "gemm_sm100: no wait for full", "gemm_sm100: release before the loads",
+    "pipelines_sm90: consumer does not advance", "one_array_sm100: commit of another stage",
+    "one_array_sm100: epilogue waits for sums_empty", "named_barriers: adding warps do not arrive",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", ARCHITECTURES)
+def test_programs_without_a_fault(program: str, tmp_path: Path) -> None:
+    assert report(source_of(program), program, tmp_path) is None
+
+
+@pytest.mark.parametrize("name", by_day(FAULTS, DAILY))
+def test_causes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # reports name files relative to the current folder
+    fault = FAULTS[name]
+    found = report(fault.source, fault.program, tmp_path)
+    assert found is not None and found.kind == fault.kind
+    assert [words for words in fault.expected() if words not in found.help] == [], found.help
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize(("values", "same"), [("7", True), ("%tid.x", False)])
+def test_races_of_equal_values_are_said_to_be_such(space: str, values: str, same: bool) -> None:
+    """Each lane of two warps stores to the place of its lane."""
+    base = {"global": "add.u64 %d1, %d0, %d1;", "shared": "mov.u64 %d2, cells; add.u64 %d1, %d2, %d1;"}[space]
+    body = f"""
+    .shared .align 4 .b8 cells[128];
+    ld.param.u64 %d0, [p0];
+    mov.u32 %r0, %tid.x;
+    and.b32 %r1, %r0, 31;
+    mul.wide.u32 %d1, %r1, 4;
+    {base}
+    mov.u32 %r2, {values};
+    st.{space}.u32 [%d1], %r2;
+    ret;
+    """
+    out = np.zeros(32, np.uint32)
+    with pytest.raises(Race) as info:
+        launch(module(body, parameters=1), out, block=64)
+    notes = " ".join(diagnose(info.value).notes)
+    assert ("both write the same value, 0x7 in the first place" in notes) == same, notes
