@@ -6,6 +6,7 @@ kernels read is made from them, kept beside them and made anew when they change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
