@@ -40,7 +40,7 @@ programs: $(VENV)-programs/.installed
 	$(VENV)-programs/bin/python -m tests.public_programs $(ARGS)
 
 # Samples of the test suites of other projects, in the emulator, out of checkouts in the folder PEERS; prints a table.
-# docs/emulator/peer_suites.md
+# docs/emulator/programs.md
 peers: $(VENV)-peers/.installed
 	$(VENV)-peers/bin/python -m tests.peer_suites $(if $(PEERS),'$(PEERS)',$(error PEERS must be a folder with checkouts)) $(ARGS)
 

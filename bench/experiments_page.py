@@ -2,6 +2,7 @@
 
     python -m bench.experiments_page                        writes the page, at once
     python -m bench.experiments_page --count pairs last     counts anew before, in the emulator; some minutes
+    python -m bench.experiments_page --pairs                prints the counts that each experiment changes
 
 The text is in experiments_page.md beside this file. Its tables are in experiments_page.json: ``notes``, copied from the
 notes with a column about this package; ``counted``, tables that other benches print; ``pairs``, counts that differ
@@ -44,7 +45,6 @@ def render(data: Mapping[str, Any]) -> str:
     tables = {**data["notes"], **data["counted"]}
     tables["phases"] = with_counts(tables["phases"], data["last"])
     texts = {name: markdown(table) for name, table in tables.items()}
-    texts["pairs"] = experiments.table(data["pairs"])
     text = TEXT.read_text()
     for name in re.findall(r"^\{(\w+)\}$", text, re.MULTILINE):
         text = text.replace(f"{{{name}}}", texts.pop(name))
@@ -118,8 +118,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", nargs="+", default=[], choices=("pairs", "last", *COUNTED), metavar="PART",
                         help=f"of pairs, last, {', '.join(COUNTED)}")  # fmt: skip
+    parser.add_argument("--pairs", action="store_true", help="print the counts that each experiment changes")
     options = parser.parse_args(argv)
     data = load()
+    if options.pairs:
+        print(experiments.table(data["pairs"]))
+        return 0
     for name in options.count:
         recount(data, name)
     write(data)

@@ -11,8 +11,8 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.observe.counters import UnitCounts
 from cute_kernels.operations.runtime.emulated import launch as emulate
 from cute_kernels.operations.runtime.operands import Operands
-from cute_kernels.plan import Sm100GemmPlan, make_plan
-from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
+from cute_kernels.plan import make_plan
+from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE, Sm100GemmPlan
 
 CONFIGS = {
     "Level 8": LEVEL_8,

@@ -8,7 +8,8 @@ from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.operations import examples
 from cute_kernels.operations.runtime import emulated
-from cute_kernels.plan import ARCHS, Sm100ImagesPlan, make_plan
+from cute_kernels.plan import ARCHS, make_plan
+from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
 

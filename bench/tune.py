@@ -35,8 +35,9 @@ from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEm
 from cute_kernels.explore.tuning.search import replay_timer
 from cute_kernels.operations.runtime.gpu import bound_launch
 from cute_kernels.operations.table import build_table
-from cute_kernels.plan import ARCHS, Plan, Sm90PatchEmbedPlan, make_plan
+from cute_kernels.plan import ARCHS, Plan, make_plan
 from cute_kernels.plan import patch_embed_sm90 as default
+from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 
 SIZES = (
     (196, 768, 768), (256, 768, 768), (576, 768, 768), (1024, 768, 768), (256, 1024, 768), (576, 1024, 768),

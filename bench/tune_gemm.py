@@ -30,8 +30,9 @@ from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations.gemm import GEMM
-from cute_kernels.plan import GemmPlan, candidate_plans, make_plan
+from cute_kernels.plan import candidate_plans, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
+from cute_kernels.plan.gemm import GemmPlan
 
 CASES = (
     *squares((512, 1024, 1536, 2048, 3072, 4096)),

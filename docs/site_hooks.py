@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, commands' help, all modules.
+"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, commands' help.
 
 MkDocs calls these functions (https://www.mkdocs.org/user-guide/plugins/#events).
 """
@@ -10,7 +10,6 @@ import os
 import re
 from pathlib import Path
 
-import tables  # beside this file, whose folder MkDocs puts on the path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -22,14 +21,14 @@ ROOT = Path(__file__).parents[1]
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
-    # Links of the README are relative to the repository's root, those of a page to docs/.
+    # Links of the README are relative to the repository's root, those of a page to docs/; sources are not on the site.
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
+    readme = re.sub(r"\[(`[^`]+`)\]\(cute_kernels/[^)]+\)", r"\1", readme)
     index = f"---\nhide: [navigation]\n---\n\n{readme}"
     generated = {
         "index.md": index,
         "explore_cells.md": notebook(),
         "commands.md": commands(),
-        "modules.md": tables.module_page(),
     }
     for path, content in generated.items():
         files.append(File.generated(config, path, content=content))

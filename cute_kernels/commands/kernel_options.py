@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cute_kernels.common.chips import DEFAULT_ARCH
-from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
+from cute_kernels.plan import ARCHS, PLANNERS, Plan, Planner, make_plan
+from cute_kernels.plan.base import Kernel
 from cute_kernels.plan.config_codec import OPEN, parse_settings, spell
 from cute_kernels.plan.options import Option
 

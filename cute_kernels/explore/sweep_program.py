@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH, check_arch
 from cute_kernels.explore.sweep_table import Row, evaluated
-from cute_kernels.plan import SmemRegion, TmemRegion
+from cute_kernels.plan.base import SmemRegion, TmemRegion
 
 if TYPE_CHECKING:
     from cute_kernels.emulator import Options

@@ -12,7 +12,8 @@ from cute_kernels.common import extras
 from cute_kernels.common.executors import Workers
 from cute_kernels.explore import plan_facts
 from cute_kernels.operations import compile
-from cute_kernels.plan import PLANNERS, Plan, SmemRegion, TmemRegion, make_plan, predict
+from cute_kernels.plan import PLANNERS, Plan, make_plan, predict
+from cute_kernels.plan.base import SmemRegion, TmemRegion
 from cute_kernels.plan.prediction import Prediction
 
 

@@ -12,11 +12,10 @@ from cutlass import Float8E4M3FN, Float32, Int16, Int32, Int64
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import NARROW, Scales, activate, activate_to_e4m3, scale_add, scales_of
-from cute_kernels.kernels.graph import Graph
-from cute_kernels.kernels.host import ELEMENT_TYPES, Operands, launch_clusters
+from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands, launch_clusters
 from cute_kernels.kernels.tma import Tma, load_tma, staging_layout, store_tma
-from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.gemm import GemmPlan
 
 
 @dataclass(frozen=True)
@@ -131,18 +130,15 @@ class DeviceArguments:
     divisors: tuple[cute.FastDivmodDivisorV2, ...] = ()
 
 
-class GemmHost:
-    """Host entry for one plan. Sizes are launch arguments: one compiled kernel serves all of them.
-
-    A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`.
+class GemmHost(Host):
+    """A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`.
 
     Attributes:
-        plan, graph: what the kernel does, its roles and barriers.
         dtype, b_dtype: what the tensor core multiplies.
     """
 
-    def __init__(self, plan: GemmPlan, graph: Graph) -> None:
-        self.plan, self.graph = plan, graph
+    def __init__(self, plan: GemmPlan) -> None:
+        super().__init__(plan)
         self.dtype, self.b_dtype = ELEMENT_TYPES[plan.multiplied_dtype], ELEMENT_TYPES[plan.b_dtype]
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:

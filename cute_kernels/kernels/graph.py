@@ -11,7 +11,10 @@ import pkgutil
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from cute_kernels.plan import Plan, Sm90GemmPlan, Sm100GemmPlan, Sm100PatchEmbedPlan
+from cute_kernels.plan import Plan
+from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
+from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
+from cute_kernels.plan.patch_embed_sm100 import Sm100PatchEmbedPlan
 from cute_kernels.plan.shared_operands import WgmmaPair
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan

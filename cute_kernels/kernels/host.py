@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
+from cute_kernels.config import WEIGHT_TYPES
 from cute_kernels.kernels.epilogue import Scales, scales_of
-from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.graph import graph_of
 from cute_kernels.kernels.load import positions_layout, rows_layout
 from cute_kernels.kernels.tiles import index_view
 from cute_kernels.kernels.tma import Tma
@@ -46,18 +47,17 @@ def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> No
     )
 
 
-class PatchEmbedHost:
-    """Host entry of a patch embed for one plan.
+class Host:
+    """Host entry for one plan. Sizes are launch arguments: one compiled kernel serves all of them.
 
-    A subclass has the device code, ``kernel(arguments, profile)``, and `arguments`, which it makes of the operands: TMA
-    atoms with their views, and sizes in tiles.
+    A subclass has ``__call__(operands, stream)`` and the device code, ``kernel``.
 
     Attributes:
         plan, graph: what the kernel does, its roles and barriers.
     """
 
-    def __init__(self, plan: Plan, graph: Graph) -> None:
-        self.plan, self.graph = plan, graph
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.graph = plan, graph_of(plan)
 
 
 # --- CuTe DSL's types by the names that plans use --------------------------------------------------------------------
@@ -81,11 +81,11 @@ memory."""
 # --- the host entry that all kernels over images have in common ------------------------------------------------------
 
 
-class ImagesHost(PatchEmbedHost):
+class ImagesHost(Host):
     """Images, their sizes and features are launch arguments; channels are not.
 
-    A subclass has ``arguments(operands, weight, grid)``, of the weight ``[N, K]`` and the patches of an image along its
-    height and width.
+    A subclass has ``kernel(arguments, profile)`` and ``arguments(operands, weight, grid)``: TMA atoms with their views,
+    and sizes in tiles, of the weight ``[N, K]`` and the patches of an image along its height and width.
     """
 
     plan: ImagesPlan
@@ -131,10 +131,19 @@ class RowsOperands:
     positions: Int32
 
 
-class RowsHost(PatchEmbedHost):
-    """Rows, features and positions are launch arguments. A subclass has ``arguments(operands: RowsOperands)``."""
+class RowsHost(Host):
+    """Rows, features and positions are launch arguments.
+
+    A subclass has ``kernel(arguments, profile)`` and ``arguments(operands: RowsOperands)``.
+    """
 
     plan: PatchEmbedPlan
+
+    def __init__(self, plan: PatchEmbedPlan) -> None:
+        super().__init__(plan)
+        self.element = ELEMENT_TYPES[plan.problem.in_dtype]
+        self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
+        self.accumulator = Int32 if plan.sums_integers else Float32
 
     @cute.jit
     def __call__(self, o: Operands, stream: Any) -> None:

@@ -26,7 +26,8 @@ from cute_kernels import dsl
 from cute_kernels.common import extras, forks
 from cute_kernels.dsl import kernel_cache as cache
 from cute_kernels.dsl.allocations import Allocation
-from cute_kernels.plan import Operand, Plan
+from cute_kernels.plan import Plan
+from cute_kernels.plan.base import Operand
 
 _COMPILE_LOCK = forks.awaited_lock()
 """`cute.compile` keeps global state and is not thread-safe."""

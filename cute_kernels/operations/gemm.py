@@ -29,8 +29,7 @@ from cute_kernels.operations.scales import (
     scale_problems,
 )
 from cute_kernels.operations.sharding import Shape, Sharding
-from cute_kernels.plan import GemmPlan
-from cute_kernels.plan.gemm import B_TYPES, FLOATS
+from cute_kernels.plan.gemm import B_TYPES, FLOATS, GemmPlan
 from cute_kernels.plan.registry import GEMM as PLANNER
 
 GROUPS = (1, 4, 8, 16)

@@ -29,8 +29,8 @@ from cute_kernels.operations.scales import (
 )
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.operations.table import rows_table
-from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
+from cute_kernels.plan.patch_embed import PatchEmbedPlan
 from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
 
 _ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)

@@ -28,9 +28,10 @@ from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.operations.table import build_table, fragment_table, rows_table
-from cute_kernels.plan import ImagesPlan, Sm80ImagesPlan, Sm90GatherPlan
-from cute_kernels.plan.images import multiplied_type, pixel_types
+from cute_kernels.plan.images import ImagesPlan, multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
+from cute_kernels.plan.images_gather import Sm90GatherPlan
+from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 from cute_kernels.plan.images_strips import why_no_operand
 from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
 

@@ -24,8 +24,8 @@ from collections.abc import Callable
 import torch
 
 from cute_kernels.operations.runtime.constants import DERIVED, Sources
-from cute_kernels.plan import LANES, PatchEmbedPlan
-from cute_kernels.plan.patch_embed import TableLayout
+from cute_kernels.plan.base import LANES
+from cute_kernels.plan.patch_embed import PatchEmbedPlan, TableLayout
 
 Addends = tuple["torch.Tensor | None", "torch.Tensor | None"]
 

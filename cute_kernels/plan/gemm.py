@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from cute_kernels.common.facts import flag, number, text
@@ -16,12 +15,10 @@ from cute_kernels.plan.base import (
     Field,
     Operand,
     Plan,
-    SmemRegion,
     reject,
     require,
     round_up,
     sizes,
-    smem_map,
 )
 from cute_kernels.plan.options import Option, ProblemOptions
 from cute_kernels.plan.shared_operands import StoreBuffers, check_store_stages
@@ -129,34 +126,6 @@ class GemmPlan(Plan):
 @dataclass(frozen=True)
 class StagedGemmPlan(GemmPlan, StoreBuffers):
     """A persistent GEMM: TMA fills stages of both operands, and empties store buffers."""
-
-    barrier_region: str = "barriers"
-
-    spare_barrier_bytes: ClassVar[int] = 0
-    """Bytes of those of barriers that `first_smem` takes."""
-
-    @property
-    def first_smem(self) -> tuple[tuple[str, int, int], ...]:
-        """Regions between barriers and stages: name, bytes, alignment."""
-        return ()
-
-    @property
-    def more_smem(self) -> tuple[tuple[str, int, int], ...]:
-        """Regions after those that every dense GEMM has."""
-        return ()
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map(
-            (self.barrier_region, self.barrier_bytes - self.spare_barrier_bytes, 128),
-            *self.first_smem,
-            (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
-            (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
-            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
-            *self.more_smem,
-        )
 
 
 def _problem_of(residual: str, **values: Any) -> GemmProblem:

@@ -41,7 +41,7 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     epilogue_warps: int = 4
     tmem_load_width: int = 32
     store_rows: int = LANES
-    barrier_region: str = "barriers and tensor-memory address"
+    barrier_region: ClassVar[str] = "barriers and tensor-memory address"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.common.facts import number
@@ -23,14 +22,12 @@ from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.base import (
     Arch,
     Field,
-    SmemRegion,
     check_fields,
     check_sm_count,
     is_legal,
     reject,
     require,
     room_for_stages,
-    smem_map,
 )
 from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
 from cute_kernels.plan.shared_operands import (
@@ -55,6 +52,8 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:Sm90GatherKernel"
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gather_graph"
+
+    operand_names: ClassVar[tuple[str, str]] = ("patches", "weight")
 
     config: Sm90GatherConfig
 
@@ -110,19 +109,6 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     def table_shape(self) -> tuple[int, int] | None:
         """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
         return (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None
-
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map(
-            ("barriers", self.barrier_bytes, 128),
-            (f"patches: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
-            (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
-            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
-        )
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.common.facts import number
-from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, room_for_stages, round_up, smem_rule
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    Plan,
+    SmemRegion,
+    reject,
+    require,
+    room_for_stages,
+    round_up,
+    smem_map,
+    smem_rule,
+)
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
@@ -34,6 +45,15 @@ of 2 x 1 (bench/results)."""
 class StoreBuffers(Plan):
     """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of ``store_row_bytes``."""
 
+    barrier_region: ClassVar[str] = "barriers"
+    operand_names: ClassVar[tuple[str, str]] = ("a", "b")
+    spare_barrier_bytes: ClassVar[int] = 0
+    """Bytes of those of barriers that `first_smem` takes."""
+    first_smem: ClassVar[tuple[tuple[str, int, int], ...]] = ()
+    """Regions between barriers and stages: name, bytes, alignment."""
+    more_smem: ClassVar[tuple[tuple[str, int, int], ...]] = ()
+    """Regions behind all others."""
+
     storing_warps = number()
     """Warps of a CTA that store."""
     mma_tiles = number()
@@ -51,6 +71,19 @@ class StoreBuffers(Plan):
     def staging_bytes(self) -> int:
         """Store buffers of all warps that store."""
         return self.storing_warps * self.config.store_stages * self.store_rows * self.store_row_bytes
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        c, (a, b) = self.config, self.operand_names
+        return smem_map(
+            (self.barrier_region, self.barrier_bytes - self.spare_barrier_bytes, 128),
+            *self.first_smem,
+            (f"{a}: {c.stages} stages", c.stages * self.a_stage_bytes, self.swizzle_period),
+            (f"{b}: {c.stages} stages", c.stages * self.b_stage_bytes, self.swizzle_period),
+            (f"output: {c.store_stages} stages", self.staging_bytes, self.swizzle_period),
+            *self.more_smem,
+        )
 
     regions_per_tile = number(lambda self: self.mma_tiles * (self.config.tile_n // self.store_columns))
     """Store buffers that one storing warp fills per tile."""

@@ -11,8 +11,9 @@ from bench import tune, tune_gemm
 from bench.archive import recorded
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import Sm90GemmConfig
-from cute_kernels.plan import GemmPlan, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
+from cute_kernels.plan import make_plan
+from cute_kernels.plan.gemm import GemmPlan
 from tests.nightly import daily_or_all
 
 CASE = GemmCase("small", 512, 256, 128)

@@ -43,7 +43,8 @@ from cute_kernels.explore.sweep_program import sweep_program
 from cute_kernels.explore.sweep_table import Row, grid, sweep
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations import compile
-from cute_kernels.plan import PLANNERS, SmemRegion, TmemRegion, b200, make_plan, predict
+from cute_kernels.plan import PLANNERS, b200, make_plan, predict
+from cute_kernels.plan.base import SmemRegion, TmemRegion
 from cute_kernels.plan.prediction import Prediction
 from tests.processes import pool
 

@@ -11,7 +11,8 @@ from cute_kernels.operations import reference
 from cute_kernels.operations.base import random_values
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.table import fragment_table
-from cute_kernels.plan import Sm100ImagesPlan, make_plan
+from cute_kernels.plan import make_plan
+from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
 from tests.emulator.cases import Case, poisoned
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}

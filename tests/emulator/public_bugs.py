@@ -20,7 +20,7 @@ class Bug:
 
     Attributes:
         project, number: of the issue or pull request on GitHub.
-        flaw: what was wrong, as the table in docs/emulator/public_bugs.md says it.
+        flaw: what was wrong, as the table in docs/emulator/evidence.md says it.
         body: of the kernel, with marks; its parameter p0 is the address of 1,024 words.
         kinds: of the report on the faulty kernel (`cute_kernels.emulator.reports.kinds`), which may depend on the
             schedule; the first is that of the default one. Empty where nothing is reported.
@@ -151,14 +151,15 @@ def pair_copy(hand: str, await_: str) -> str:
 BUGS = {
     "pair-scope": Bug(
         "NVIDIA/cutlass", 3647,
-        "one CTA hands scales to the tensor core of its pair's other one by an arrival of `.cta` scope",
+        "one CTA of a pair hands scales to the tensor core of the other CTA by an arrival of `.cta` scope",
         pair_copy(THREADS_FILL, f"{OWN} {PEERS}"), ("weak-order",),
         r"tcgen05\.cp.* reads .* of CTA 1, which the store of CTA 1 warp \d wrote before",
         [7] * 64, PAIR_OF_FOUR_WARPS,
     ),
     "pair-copy": Bug(
         "NVIDIA/cutlass", 3647,
-        "a TMA load into the other CTA completes at an mbarrier that the issuer of the pair's tensor core does not see",
+        "a TMA load into the other CTA completes at an mbarrier that the warp issuing the pair's MMA does not wait "
+        "for",
         pair_copy(COPIES_FILL, f"{OWN} <<{PEERS}>>"),
         ("unfinished-copy",),
         r"tcgen05\.cp.* reads .* of CTA 1.* which the bulk copy of 2048 bytes|bulk copy .* which the tcgen05\.cp",
@@ -166,8 +167,8 @@ BUGS = {
     ),
     "gathered-pair": Bug(
         "Dao-AILab/quack", 63,
-        "one CTA tells the tensor core of its pair's other one that its rows have come by cp.async, by an arrival and "
-        "a wait of `.cta` scope",
+        "one CTA of a pair announces its cp.async copies to the tensor core of the other CTA by an arrival and a "
+        "wait of `.cta` scope",
         pair_copy(GATHERED_FILL, f"{OWN} {wait('SECOND', 'dynamic+8', order='<<.acquire.cluster>>')}"),
         ("weak-order",),
         r"tcgen05\.cp.* reads .* of CTA 1, which the .* of CTA 1 warp \d wrote before",
@@ -175,7 +176,7 @@ BUGS = {
     ),
     "first-read": Bug(
         "Dao-AILab/flash-attention", 2481,
-        "a kernel that may overlap the launch before reads that one's output without griddepcontrol.wait",
+        "a kernel that may overlap the previous launch reads its output without griddepcontrol.wait",
         f"{SETUP} <<griddepcontrol.wait;>> ld.global.b32 %r9, [%d1]; griddepcontrol.launch_dependents; "
         "add.u32 %r9, %r9, %r9; st.global.b32 [%d1+128], %r9; ret;",
         ("launch-overlap",), r"load of .* reads .* which the launch before this one wrote",
@@ -183,8 +184,8 @@ BUGS = {
     ),
     "one-path": Bug(
         "Dao-AILab/flash-attention", 2643,
-        "on one of two paths the loads by TMA of what the launch before writes, and sums into what it clears, do not "
-        "wait for it",
+        "on one of two paths, TMA loads of an array that the previous launch writes, and additions to an array "
+        "that it clears, do not wait for that launch",
         f"""{BARRIERS} bar.sync 0; @%p9 bra W; <<griddepcontrol.wait;>> {load("%d0")} {wait("W", "dynamic")}
         ld.shared.b32 %r9, [%r5]; red.global.add.u32 [%d1+128], %r9; ret;""",
         ("launch-overlap",), r"bulk copy of 128 bytes .* reads .* which the launch before this one wrote",
@@ -194,15 +195,15 @@ BUGS = {
     ),
     "barrier-count": Bug(
         "Dao-AILab/quack", 146,
-        "a named barrier counts two warps, where a second loading warp makes it three",
+        "a named barrier expects two warps, but a second loading warp makes three",
         f"""{SETUP} setp.eq.u32 %p2, %r2, 2; @%p2 bra LATER; bar.arrive 1, <<96|64>>; bra LAST;
         LATER: bar.sync 1, <<96|64>>; LAST: st.global.b32 [%d1], %r2; ret;""",
         ("hang",), "waits at named barrier 1", [0] * 32 + [1] * 32, THREE_WARPS, always=False,
     ),
     "fence-late": Bug(
         "pytorch/ao", 4278,
-        "fence.proxy.async stands behind the barrier: the thread that issues the TMA store executes it as well, and "
-        "the fences of the other writers are ordered before nothing",
+        "all writers execute fence.proxy.async behind the barrier, so only the fence of the thread that issues the "
+        "TMA store comes before the store",
         f"""{SETUP} st.shared.b32 [%r5], %r1; <<fence.proxy.async.shared::cta; bar.sync 0;|bar.sync 0;
         fence.proxy.async.shared::cta;>> @%p9 bra LAST; {store()} {store("%d0+128", "dynamic+1152")}
         cp.async.bulk.wait_group 0; LAST: ret;""",
@@ -240,7 +241,8 @@ BUGS = {
     ),
     "scratch": Bug(
         "NVIDIA/cutlass", 3600,
-        "the next reduction over the warps of a CTA stores into the scratch that the last one is still read from",
+        "a reduction over the warps of a CTA stores into scratch where other warps may still read the previous "
+        "reduction",
         f"""{SETUP} shl.b32 %r6, %r2, 2; add.s32 %r6, %r6, %r4; @!%p8 st.shared.b32 [%r6+1024], %r1; bar.sync 0;
         ld.shared.v2.b32 {{%r7, %r8}}, [dynamic+1024]; add.u32 %r9, %r7, %r8; <<bar.sync 0;>>
         @!%p8 st.shared.b32 [%r6+1024], %r9; bar.sync 0; ld.shared.v2.b32 {{%r7, %r8}}, [dynamic+1024];
@@ -250,7 +252,8 @@ BUGS = {
     ),
     "load-then-free": Bug(
         "NVIDIA/cutlass", 3652,
-        "a warp of which some lanes do not use what they read lets tensor memory be freed without tcgen05.wait::ld",
+        "a warp lets tensor memory be freed without tcgen05.wait::ld; some of its lanes do not use the values they "
+        "read",
         tensor(wait_load=f"<<{WAIT_LOAD}>>"), ("tensor-race",), "tcgen05.dealloc frees TMEM column 0",
         [*range(16), *range(116, 164)], FIVE_WARPS,
     ),
@@ -268,7 +271,8 @@ BUGS = {
     ),
     "exit": Bug(
         "sgl-project/sglang", 32954,
-        "without a cluster barrier at the end a CTA may exit before an arrival of its pair's other one",
+        "without a cluster barrier at the end, a CTA may exit before the other CTA of its pair arrives at its "
+        "mbarrier",
         f"""{BARRIERS} {MEET} mov.u32 %r10, %cluster_ctarank; xor.b32 %r10, %r10, 1; @%p9 bra DONE;
         mapa.shared::cluster.u32 %r11, %r4, %r10; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];
         DONE: <<{MEET}>> ret;""",

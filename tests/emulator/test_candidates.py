@@ -1,4 +1,4 @@
-"""Candidates of a public list: what the emulator says of each, which docs/emulator/public_bugs.md repeats."""
+"""Candidates of a public list: what the emulator says of each, which docs/emulator/evidence.md repeats."""
 
 from __future__ import annotations
 

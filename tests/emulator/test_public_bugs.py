@@ -21,7 +21,7 @@ from tests.emulator.public_bugs import BUGS, Bug
 #: By `python -m tests.gpu.sanitized_bugs`: one entry for each version of the tool, the newest last.
 SANITIZER = json.loads((Path(__file__).parent / "data" / "compute_sanitizer_h200.json").read_text())
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-PAGE = Path(__file__).parents[2] / "docs" / "emulator" / "public_bugs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "emulator" / "evidence.md"
 SCHEDULES = [
     Options(),
     Options(completion="lazy"),

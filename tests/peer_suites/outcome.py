@@ -16,7 +16,7 @@ from tests.peer_suites.suites import HERE, Sampled, Suite, sample
 
 RECORD = HERE / "expected.json"
 CAUSES = HERE / "causes.json"
-PAGE = HERE.parents[1] / "docs" / "emulator" / "peer_suites.md"
+PAGE = HERE.parents[1] / "docs" / "emulator" / "programs.md"
 
 WHOSE = {
     "emulator": "ours: emulator",
@@ -174,5 +174,5 @@ def table(tests: Iterable[Sampled], outcomes: Mapping[str, Outcome], known: Mapp
 
 def page() -> str:
     """The page with the tables of the record at its end."""
-    head, heading, _ = PAGE.read_text().partition("## Results\n\n")
+    head, heading, _ = PAGE.read_text().partition("### Results\n\n")
     return head + heading + "\n".join(table(sample(), record(), causes())) + "\n"

@@ -16,8 +16,8 @@ import pytest
 
 import cute_kernels.plan
 from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan import ARCHS, PLANNERS, Kernel, arch_of, make_plan, sm90_transposed
-from cute_kernels.plan.base import with_profile
+from cute_kernels.plan import ARCHS, PLANNERS, arch_of, make_plan, sm90_transposed
+from cute_kernels.plan.base import Kernel, with_profile
 from tests.plan import (
     embed_limits_sm100,
     gather_limits,

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.kernels.graph import graph_of
-from cute_kernels.plan import Sm100PatchEmbedPlan, Sm100ResidentPlan, make_plan, predict
+from cute_kernels.plan import make_plan, predict
 from cute_kernels.plan.b200 import RESOLUTION
+from cute_kernels.plan.patch_embed_resident import Sm100ResidentPlan
+from cute_kernels.plan.patch_embed_sm100 import Sm100PatchEmbedPlan
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 replace = dataclasses.replace

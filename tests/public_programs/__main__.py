@@ -3,7 +3,7 @@
 Each case of `cases.py` runs in a process of its own and is compared with the record, expected.json. The command prints
 a table, and fails where an outcome is another one than recorded, or where a result is wrong or a program crashes. With
 --nvidia-examples or --triton-tutorials it does the same for the programs of a public repository that was cloned
-before. With --page it writes docs/emulator/programs_outcomes.md from the record instead.
+before. With --page it writes the record's tables into docs/emulator/programs.md instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=900, help="for one case; default: %(default)s")
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time; default: %(default)s")
     parser.add_argument("--record", action="store_true", help="take the outcomes into the record")
-    parser.add_argument("--page", action="store_true", help="run nothing, write the page of the record")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the record's tables into their page")
     which = parser.add_mutually_exclusive_group()
     for clone in CLONES:
         which.add_argument(f"--{clone.option}", type=Path, metavar="FOLDER", help=f"a clone of {clone.origin}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +33,29 @@ def test_each_case_is_recorded_and_has_a_program():
 
 
 def test_the_page_is_that_of_the_record():
-    """And counts every run: exact ones by folder, others by name, in a row of what is said of them."""
+    """Every run is counted, once by its verdict, and once by each kind that is reported of it."""
     text = page.PAGE.read_text()
     assert page.render() == text, "python -m tests.public_programs --page writes it"
-    suites = [list(cases()), *(list(clone.cases()) for clone in CLONES)]
-    sections = text.split("\n## ")[1:]
+    table = text.partition(page.BEGIN)[2].partition(page.END)[0]
+    rows = {
+        row[0]: row[1:] for row in ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
+    }
+    suites = {"packages": list(cases())} | {clone.origin: list(clone.cases()) for clone in CLONES}
     known = record()
-    for section, suite in zip(sections, suites, strict=True):
-        rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", section, re.MULTILINE)[1:])
-        assert f"{len(suite)} runs: " in section
-        counts: Counter[str] = Counter()
-        for said, programs in rows.items():
-            numbers = (re.search(r"\((\d+)\)$", program) for program in programs.split("; "))
-            counts[said.partition(":")[0]] += sum(int(number[1]) if number else 1 for number in numbers)
-        assert counts == Counter(known[case.name].verdict for case in suite)
-        for case in suite:
-            outcome = known[case.name]
-            name = "" if outcome.verdict == "exact" else case.row[0].strip("`").rpartition("/")[2]
-            said = [row for row, programs in rows.items() if row.startswith(outcome.verdict) and name in programs]
-            kinds = {f"`{report.partition(' at ')[0]}`" for report in outcome.reports}
-            same = any(kinds == set(re.findall("`.*?`", row)) for row in said)
-            assert said and (outcome.verdict == "refused" or same)
+    listed = [known[case.name] for suite in suites.values() for case in suite]
+    reports = [report for outcome in listed if outcome.verdict != "refused" for report in outcome.reports]
+    assert {f"`{report.partition(' at ')[0]}`" for report in reports} == {kind for kind in rows if kind.startswith("`")}
+    for place, (title, suite) in enumerate(suites.items()):
+        assert rows["kind of report"][place] == title
+        counts = dict(zip(rows["suite"], map(int, rows[title]), strict=True))
+        assert counts.pop("runs") == len(suite) == sum(counts.values())
+        for verdict, count in counts.items():
+            assert [known[case.name].verdict for case in suite].count(verdict) == count
+        for kind, cells in rows.items():
+            if kind.startswith("`"):
+                said = [[f"{report} at" for report in known[case.name].reports] for case in suite]
+                found = [reports for reports in said if any(each.startswith(f"{kind[1:-1]} at") for each in reports)]
+                assert len(found) == int(cells[place] or 0)
 
 
 RACE = {"kind": "global-race", "sentence": "a race", "place": {"source": {"file": "a/kernel.py", "line": 7}}}

@@ -99,7 +99,7 @@ int64_t work_epoch(Tables *t, const Work *work, int64_t column, int64_t clock, i
   Epochs *epochs = t->context->epochs;
   if (!has_room(epochs, 1)) {
     Conflict more = {0};
-    if (t->context->ask(RACE_EPOCHS, &more) && stops(t, RACE_RAISED, 0, 0, 0, 0)) return 0;
+    if (t->context->ask(RACE_EPOCHS, &more) && stops(t, RACE_RAISED)) return 0;
   }
   return new_epoch(epochs, column, clock, text, kind, work->place);
 }

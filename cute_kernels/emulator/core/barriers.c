@@ -61,14 +61,14 @@ static const Instruction *run_named(const Instruction *i, uint8_t *s, Machine *m
   int64_t threads = i->c & FLAG ? -1 : (int64_t)AT(u32, i->a + sizeof(u32));
   int64_t *waiting = &all->waiting[header->index];
   t->place = place_of(i);
-  if (!takes_logs(t, operation)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   Agent *agent = t->context ? t->context->agent : NULL;
   if (*waiting == NO_GENERATION) {
     int32_t wrong = refused(all, number, threads, m->active == header->live);
-    if (wrong != GO) return stops(t, wrong, operation, number, threads, m->active), leave(m, ERROR);
+    if (wrong != GO) return stops(t, wrong, .number = number, .threads = threads, .lanes = m->active), leave(m, ERROR);
     NamedBarrier *barrier = &all->barriers[number];
     int full = barrier->arrivals == barrier->room || (agent && !barrier->point);
-    if (full && stops(t, MAKE_ROOM, operation, number, 0, 0)) return leave(m, ERROR);
+    if (full && stops(t, MAKE_ROOM, .number = number)) return leave(m, ERROR);
     uint32_t voted = i->c & ROWS_B ? AT(u32, i->b) & m->active : operation >= BAR_RED_POPC && AT(u64, i->b) ? m->active : 0;
     if (agent) agent_release(agent, barrier->point, m->active, ORDER_SYNC);
     int64_t generation = barrier->generation;

@@ -12,7 +12,7 @@
 
 enum { SHARED_ALIGNMENT = 128, UNIT = 128, CTA_MASK = 65535, FOUR_ROWS = 4 };  // of a box; packed elements with padding
 
-static int breaks(Tables *t, const BulkCopy *copy, int rule) { return asks(t, BULK_REFUSED, copy, rule, 0, 0); }
+static int breaks(Tables *t, const BulkCopy *copy, int rule) { return asks(t, BULK_REFUSED, copy, .rule = rule); }
 
 // --- what is asked for -----------------------------------------------------------------------------------------------
 
@@ -61,8 +61,8 @@ static int take_map(Tables *t, BulkCopy *copy) {
   while (map < end && (!map->host || map->key != copy->other || memcmp(map->host, map->content, sizeof map->content)))
     map++;
   if (map == end) {
-    if (asks(t, BULK_MAP, copy, 0, 0, 0)) return 1;
-    map = &t->maps[t->fault.given];
+    if (asks(t, BULK_MAP, copy)) return 1;
+    map = &t->maps[t->fault.number];
   }
   copy->map = *map;
   if (copy->fours) {
@@ -76,14 +76,15 @@ static int take_map(Tables *t, BulkCopy *copy) {
 
 static int has_no_cta(Tables *t, int64_t address) {
   int64_t rank = address >> RANK_SHIFT;
-  return (rank < 0 || rank >= t->ranks) && stops(t, ACCESS_NO_CTA, SPACE_SHARED, address, 0, 0);
+  return (rank < 0 || rank >= t->ranks) && stops(t, ACCESS_NO_CTA, .operation = SPACE_SHARED, .address = address);
 }
 
 int leaves_cta(Tables *t, int64_t address, int64_t nbytes) {
   if (has_no_cta(t, address)) return 1;
   const Cta *cta = &t->ctas[address >> RANK_SHIFT];
-  if (cta->exited && t->flags & STATES) return stops(t, ACCESS_EXITED, SPACE_SHARED, address, nbytes, 0);
-  return (address & OFFSET_MASK) + nbytes > cta->size && stops(t, ACCESS_OUTSIDE, SPACE_SHARED, address, nbytes, 0);
+  if (cta->exited && t->flags & STATES) return stops(t, ACCESS_EXITED, .operation = SPACE_SHARED, .address = address, .amount = nbytes);
+  return (address & OFFSET_MASK) + nbytes > cta->size &&
+         stops(t, ACCESS_OUTSIDE, .operation = SPACE_SHARED, .address = address, .amount = nbytes);
 }
 
 static int leaves_region(Tables *t, uint64_t start, uint64_t nbytes, int write) {
@@ -92,7 +93,7 @@ static int leaves_region(Tables *t, uint64_t start, uint64_t nbytes, int write) 
     if ((region->writable || !write) && is_within(start, nbytes, region->start, region->end)) return 0;
   }
   int64_t operation = SPACE_GLOBAL | ACCESS_TOGETHER | (write ? ACCESS_WRITE : 0);
-  return stops(t, ACCESS_UNREGISTERED, operation, (int64_t)start, (int64_t)nbytes, 0);
+  return stops(t, ACCESS_UNREGISTERED, .operation = operation, .address = (int64_t)start, .amount = (int64_t)nbytes);
 }
 
 enum { ADDRESS_BITS = 48 };
@@ -135,7 +136,7 @@ static void mark_pieces(const Tables *t, const BulkCopy *copy, const Pieces *pie
 // --- effects ---------------------------------------------------------------------------------------------------------
 
 static int combines(Tables *t, const BulkCopy *copy, uint8_t *cells, const uint8_t *more, int64_t nbytes) {
-  return asks(t, BULK_COMBINE, copy, nbytes, (int64_t)(intptr_t)cells, (int64_t)(intptr_t)more);
+  return asks(t, BULK_COMBINE, copy, .amount = nbytes, .cells = WHERE(cells), .more = WHERE(more));
 }
 
 static int load(Tables *t, const BulkCopy *copy) {
@@ -240,9 +241,9 @@ static int issue_to_cta(Tables *t, BulkCopy *given, int64_t target, int64_t sign
   t->loaded += copy->kind == BULK_LOAD ? copy->nbytes : 0;
   wrong = wrong || (t->context && races_to_cta(t, copy, first));
   if (!wrong && first && copy->rank && copy->map.changes) {
-    wrong = asks(t, BULK_MAP_READ, copy, 0, 0, 0);
-    given->map_column = copy->map_column = t->fault.given;
-    given->map_clock = copy->map_clock = t->fault.place;
+    wrong = asks(t, BULK_MAP_READ, copy);
+    given->map_column = copy->map_column = t->fault.column;
+    given->map_clock = copy->map_clock = t->fault.clock;
   }
   wrong = wrong || work_submit(t->work, &copy->work, size);
   if (width) free(copy);
@@ -367,7 +368,7 @@ static const Instruction *run_bulk_copy(const Instruction *i, uint8_t *s, Machin
   const uint32_t *list = m->program->lists + i->b;
   t->place = place_of(i);
   t->progress++;
-  if (!takes_logs(t, 0)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   BulkCopy copy = {
       .work = {.place = t->place, .warp = header->number}, .kind = list[0], .rank = list[1], .im2col = list[2] == 1,
       .fours = list[2] == 2, .pair = list[3], .reduction = list[4], .type = list[5],
@@ -379,7 +380,7 @@ static const Instruction *run_bulk_copy(const Instruction *i, uint8_t *s, Machin
     take_operands(&copy, s, list, lane);
     if (once && as_before(&copy, done, &count)) continue;
     if (copy.kind == BULK_STORE) {
-      if (!(header->storing >> lane & 1) && stops(t, BULK_GROUPS, 0, 0, lane, 0)) return leave(m, ERROR);
+      if (!(header->storing >> lane & 1) && stops(t, BULK_GROUPS, .lane = lane)) return leave(m, ERROR);
       copy.thread = bulk_thread(header, lane);
     }
     if (issue(t, &copy)) return leave(m, ERROR);

@@ -10,9 +10,7 @@ static inline BulkThread *bulk_thread(const WarpHeader *header, int lane) {
 }
 
 // Whether execution ends here, as of all below.
-static inline int asks(Tables *t, int32_t what, const BulkCopy *copy, int64_t operation, int64_t given, int64_t place) {
-  return stops(t, what, operation, (int64_t)(intptr_t)copy, given, place);
-}
+#define asks(t, what, copy, ...) stops(t, what, .record = WHERE(copy), __VA_ARGS__)
 
 static inline int is_within(uint64_t start, uint64_t nbytes, int64_t low, int64_t high) {
   return start >= (uint64_t)low && start <= (uint64_t)high && nbytes <= (uint64_t)high - start;

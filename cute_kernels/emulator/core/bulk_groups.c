@@ -40,7 +40,7 @@ static const Instruction *run_bulk_wait(const Instruction *i, uint8_t *s, Machin
     return wait_here(i, s, m, WAITS_BULK, 2 * lane + read);
   }
   if (!t->context || !storing) return i + 1;
-  if (!takes_logs(t, 0)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   for (uint32_t lanes = storing; lanes; lanes &= lanes - 1) {
     int lane = __builtin_ctz(lanes);
     const BulkThread *thread = bulk_thread(header, lane);

@@ -24,7 +24,7 @@ static Access access_of(const Tables *t, const BulkCopy *copy, int write, int gl
 
 static int races(Tables *t, const Access *access) {
   if (!access->rows || !access->count || access_whole(access, t->context->ask, NULL)) return 0;
-  return stops(t, RACE_RAISED, 0, 0, 0, 0);
+  return stops(t, RACE_RAISED);
 }
 
 static int races_in_shared(
@@ -36,7 +36,7 @@ static int races_in_shared(
   access.rows = pieces->count;
   access.count = pieces->nbytes;
   if (races(t, &access)) return 1;
-  return !write && rank != t->context->agent->rank && asks(t, BULK_ELSEWHERE, copy, 0, rank, identity);
+  return !write && rank != t->context->agent->rank && asks(t, BULK_ELSEWHERE, copy, .cta = rank, .identity = identity);
 }
 
 // The first region that has a range; one behind the last: none.
@@ -77,11 +77,11 @@ static int64_t name_of(Tables *t, const BulkCopy *copy) {
   int64_t slot = key_slot(key, NAME_KEY, NAMES);
   for (; t->names[slot].key[0]; slot = (slot + 1) % NAMES)
     if (!memcmp(t->names[slot].key, key, sizeof key)) return t->names[slot].text;
-  if (asks(t, BULK_NAME, copy, 0, 0, 0)) return -1;
-  if (t->name_count == MOST_NAMES) return t->fault.given;
+  if (asks(t, BULK_NAME, copy)) return -1;
+  if (t->name_count == MOST_NAMES) return t->fault.text;
   t->name_count++;
   memcpy(t->names[slot].key, key, sizeof key);
-  return t->names[slot].text = t->fault.given;
+  return t->names[slot].text = t->fault.text;
 }
 
 // An epoch of a copy; 0: Python has raised.
@@ -93,10 +93,10 @@ static int64_t epoch_of(Tables *t, const BulkCopy *copy, int64_t column, int64_t
 int races_to_cta(Tables *t, BulkCopy *copy, int first) {
   Agent *agent = t->context->agent;
   const Barrier *barrier = barrier_at(t, copy->signal);
-  if (!barrier || !barrier->point) return stops(t, NOT_LIVE, COMPLETE_TX, copy->signal, 0, 0);
+  if (!barrier || !barrier->point) return stops(t, NOT_LIVE, .operation = COMPLETE_TX, .address = copy->signal);
   const Point *point = barrier->point;
   if (point->init_clock && !is_initialised(agent, point) &&
-      asks(t, BULK_INIT_ORDER, copy, 0, point->init_column, point->init_clock))
+      asks(t, BULK_INIT_ORDER, copy, .column = point->init_column, .clock = point->init_clock))
     return 1;
   if (leaves_cta(t, copy->shared, pieces_span(copy, copy->shared & OFFSET_MASK))) return 1;
   copy->identity = epoch_of(t, copy, point->column, NEVER, copy->reduction ? STRONG : 0);
@@ -131,7 +131,8 @@ int pass_on(Tables *t, const BulkCopy *copy) {
   point_copied(point, copy->shared >> RANK_SHIFT ^ copy->signal >> RANK_SHIFT, copy->identity);
   if (copy->map_column < 0) return 0;
   clocks_raise(point->gathered, point->width, ROW_TENSOR, copy->map_column, copy->map_clock);
-  return !point_add_stream(point, copy->map_column) && stops(t, ADD_STREAM, COMPLETE_TX, copy->signal, copy->map_column, 0);
+  return !point_add_stream(point, copy->map_column) &&
+         stops(t, ADD_STREAM, .address = copy->signal, .column = copy->map_column);
 }
 
 int races_of_store(Tables *t, BulkCopy *copy, const Pieces *source, const Rows *target) {
@@ -143,5 +144,5 @@ int races_of_store(Tables *t, BulkCopy *copy, const Pieces *source, const Rows *
   copy->identity = reads;
   return !writes || races_in_shared(t, copy, copy->shared, source, 0, reads) ||
          (copy->rank && leaves_global(t, copy, target, 1)) || races_in_global(t, copy, target, 1, writes) ||
-         (copy->rank && copy->map.changes && asks(t, BULK_MAP_READ, copy, 0, 0, 0));
+         (copy->rank && copy->map.changes && asks(t, BULK_MAP_READ, copy));
 }

@@ -64,14 +64,12 @@ static inline const Instruction *wait_here(
 }
 
 // Whether execution ends here: Python words a fault and raises it, or answers that it goes on.
-static inline int stops(Tables *t, int32_t what, int64_t operation, int64_t address, int64_t given, int64_t place) {
-  t->fault = (Fault){operation, address, given, place};
-  return t->report(what);
-}
+#define stops(t, what, ...) ((t)->fault = (Fault){__VA_ARGS__}, (t)->report(what))
+#define WHERE(p) ((int64_t)(intptr_t)(p))
 
 // With detectors, what the warp did before is worked off.
-static inline int takes_logs(Tables *t, int64_t operation) {
-  return !t->context || log_flush(t) || !stops(t, TAKE_LOGS, operation, 0, 0, 0);
+static inline int takes_logs(Tables *t) {
+  return !t->context || log_flush(t) || !stops(t, TAKE_LOGS);
 }
 
 // An item of an instruction's list: where a word is, or a row, and bytes of a lane there; 0: `missing`.

@@ -11,7 +11,7 @@ static int note(Tables *t, const TensorCommit *commit, const Point *point, int64
   if (commit->work.warp >= point->warps) return 1;
   Followed *warp = &point->followed[commit->work.warp];
   if (warp->commit_column >= 0 && warp->commit_column != commit->column &&
-      stops(t, COMMITS_MEET, TENSOR_COMMIT, target, 0, 0))
+      stops(t, COMMITS_MEET, .address = target))
     return 0;
   warp->commit_column = commit->column;
   warp->commit = commit->clock;
@@ -57,15 +57,15 @@ static int watch(Tables *t, TensorCommit *commit, Stream *stream, int64_t lane) 
   for (int64_t i = 0; i < commit->count; i++) {
     const Barrier *barrier = barrier_at(t, commit->targets[i]);
     if (!barrier || !barrier->point || point_add_stream(barrier->point, stream->column)) continue;
-    if (stops(t, ADD_STREAM, TENSOR_COMMIT, commit->targets[i], stream->column, 0)) return 0;
+    if (stops(t, ADD_STREAM, .address = commit->targets[i], .column = stream->column)) return 0;
   }
   return 1;
 }
 
 int32_t tensor_commit(Tables *t, int64_t rank, int64_t warp, int64_t lane, int64_t address, int64_t multicast) {
   TensorThread *thread = &t->tensor_threads[warp * LANES + lane];
-  if (!thread->label && stops(t, NAME_COMMIT, TENSOR_COMMIT, (int64_t)(intptr_t)thread, lane, 0)) return 1;
-  if (multicast >= 0 && (!multicast || multicast >> t->ranks)) return stops(t, COMMIT_MASK, TENSOR_COMMIT, 0, multicast, 0);
+  if (!thread->label && stops(t, NAME_COMMIT, .record = WHERE(thread), .lane = lane)) return 1;
+  if (multicast >= 0 && (!multicast || multicast >> t->ranks)) return stops(t, COMMIT_MASK, .ctas = multicast);
   int64_t width = t->context ? t->context->agent->width : 0, size = (int64_t)sizeof(TensorCommit) + CLOCK_BYTES(width);
   TensorCommit *commit = malloc((size_t)size);
   *commit = (TensorCommit){
@@ -90,7 +90,7 @@ static const Instruction *run_tensor_commit(const Instruction *i, uint8_t *s, Ma
   Tables *t = m->tables;
   t->place = place_of(i);
   t->progress++;
-  if (!takes_logs(t, TENSOR_COMMIT)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   for (uint32_t left = m->active; left; left &= left - 1) {
     int lane = __builtin_ctz(left);
     int64_t address = a[i->c & ROWS_A ? lane : 0], multicast = -1;

@@ -116,7 +116,7 @@ int32_t lane_copy_run(WorkQueues *all, LaneCopy *copy) {
   Lanes targets, sources;
   take(copy, &targets, &sources);
   if (targets.count && (!has_sources(t, &sources, copy->counts) || !find_shared(t, &targets, 1, copy->nbytes)))
-    return stops(t, COPY_REFUSED, 0, (int64_t)(intptr_t)copy, 0, 0);
+    return stops(t, COPY_REFUSED, .record = WHERE(copy));
   for (int i = 0; i < targets.count; i++) {
     int64_t lane = targets.lanes[i], count = copy->counts[lane];
     memcpy(targets.data[i], (const void *)(uintptr_t)copy->sources[lane], (size_t)count);
@@ -143,7 +143,7 @@ LaneCopy *copies_pending(const WorkQueues *all, const LaneCopies *copies, int64_
 
 static LaneCopies *copies_of(uint8_t *s, const Machine *m) {
   WarpHeader *header = (WarpHeader *)s;
-  if (!header->copies && stops(m->tables, MAKE_COPIES, 0, 0, 0, 0)) return NULL;
+  if (!header->copies && stops(m->tables, MAKE_COPIES)) return NULL;
   return header->copies;
 }
 
@@ -173,7 +173,7 @@ static const Instruction *run_copy_lanes(const Instruction *i, uint8_t *s, Machi
     most = copy.counts[lane] > most ? copy.counts[lane] : most;
   }
   if (most > copy.nbytes || bits & (copy.nbytes - 1)) {
-    stops(t, COPY_REFUSED, 0, (int64_t)(intptr_t)&copy, 0, 0);
+    stops(t, COPY_REFUSED, .record = WHERE(&copy));
     return leave(m, ERROR);
   }
   if (t->meter && copy.lanes) {
@@ -184,10 +184,10 @@ static const Instruction *run_copy_lanes(const Instruction *i, uint8_t *s, Machi
   copies->issued++;
   if (t->context && copy.lanes) {
     Lanes targets, sources;
-    if (!takes_logs(t, 0)) return leave(m, ERROR);
+    if (!takes_logs(t)) return leave(m, ERROR);
     take(&copy, &targets, &sources);
     if (!watch(t->context, &copy, &targets, &sources) &&
-        stops(t, COPY_UNORDERED, 0, (int64_t)(intptr_t)&copy, 0, 0))
+        stops(t, COPY_UNORDERED, .record = WHERE(&copy)))
       return leave(m, ERROR);
   }
   return work_submit(t->work, &copy.work, sizeof copy) ? leave(m, ERROR) : i + 1;
@@ -215,7 +215,7 @@ static const Instruction *run_copies_wait(const Instruction *i, uint8_t *s, Mach
     return wait_here(i, s, m, WAITS_COPIES, newest);
   }
   if (!t->context) return i + 1;
-  if (!takes_logs(t, 0)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   Agent *agent = t->context->agent;
   int64_t done = newest == EVERY_COPY ? copies->issued : 0;
   if (newest != EVERY_COPY && copies->groups > newest) done = copies->ends[(copies->groups - 1 - newest) % COPY_GROUPS];
@@ -237,8 +237,8 @@ int32_t copies_arrival_run(WorkQueues *all, CopiesArrival *arrival) {
 
 static int64_t label_of(Tables *t, LaneCopies *copies, int lane) {
   if (!copies->labels[lane]) {
-    stops(t, NAME_ARRIVAL, 0, 0, lane, 0);
-    copies->labels[lane] = t->fault.given;
+    stops(t, NAME_ARRIVAL, .lane = lane);
+    copies->labels[lane] = t->fault.text;
   }
   return copies->labels[lane];
 }
@@ -282,7 +282,7 @@ static const Instruction *run_copies_arrive(const Instruction *i, uint8_t *s, Ma
   t->progress++;
   LaneCopies *copies = copies_of(s, m);
   const u32 *a = (const u32 *)(const void *)(s + i->a);
-  if (!copies || !takes_logs(t, EXPECT_ARRIVALS)) return leave(m, ERROR);
+  if (!copies || !takes_logs(t)) return leave(m, ERROR);
   for (uint32_t left = m->active; left; left &= left - 1) {
     int lane = __builtin_ctz(left);
     if (!arrive(i, s, t, copies, lane, a[i->c & ROWS_A ? lane : 0])) return leave(m, ERROR);

@@ -9,7 +9,7 @@
 static Barrier *live(Tables *t, int64_t operation, int64_t address) {
   Barrier *barrier = barrier_at(t, address);
   if (barrier && !t->ctas[address >> RANK_SHIFT].exited) return barrier;
-  stops(t, barrier ? EXITED : NOT_LIVE, operation, address, 0, 0);
+  stops(t, barrier ? EXITED : NOT_LIVE, .operation = operation, .address = address);
   return NULL;
 }
 
@@ -18,7 +18,8 @@ static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t addres
   if (barrier->pending || barrier->tx) return 1;
   Point *point = barrier->point;
   int64_t late = point ? point_overtaken(point, barrier->phase, NULL) : -1;
-  if (late >= 0 && stops(t, PHASE_OVERRUN, operation, address, late, point->followed[late].waited_place)) return 0;
+  if (late >= 0 && stops(t, PHASE_OVERRUN, .operation = operation, .address = address, .warp = late,
+                         .place = point->followed[late].waited_place)) return 0;
   if (point) point_complete(point, barrier->phase);
   barrier->phase++;
   barrier->pending = barrier->expected;
@@ -57,7 +58,7 @@ int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amoun
       barrier->arriver = who;
       if (barrier->tx < 0 && !barrier->pending) wrong = EXTRA_BYTES;
   }
-  if (wrong) return stops(t, wrong, operation, address, amount, who), -1;
+  if (wrong) return stops(t, wrong, .operation = operation, .address = address, .amount = amount, .arriver = who), -1;
   if (operation == EXPECT_TX || operation == EXPECT_ARRIVALS) return phase;
   return settle(t, barrier, operation, address) ? phase : -1;
 }
@@ -122,7 +123,8 @@ static Lanes next_of(const Instruction *i, const uint8_t *s, uint32_t left, int 
 int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *point) {
   const Agent *agent = t->context->agent;
   return !point->init_clock || is_initialised(agent, point) ||
-         !stops(t, INIT_ORDER, operation, address, point->init_column, point->init_clock);
+         !stops(t, INIT_ORDER, .operation = operation, .address = address, .column = point->init_column,
+                .clock = point->init_clock);
 }
 
 // Lanes are about to arrive.
@@ -157,7 +159,7 @@ static const Instruction *run_mbarrier(const Instruction *i, uint8_t *s, Machine
   int together = operation == ARRIVE && !(i->c & AMOUNTS);
   t->place = place_of(i);
   t->progress++;
-  if (!takes_logs(t, operation)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   for (uint32_t left = m->active; t->context && operation != EXPECT_TX && left;) {
     Lanes group = next_of(i, s, left, 0);
     if (!release(t, operation, &group, i->imm & 255)) return leave(m, ERROR);
@@ -182,7 +184,7 @@ static int look(Tables *t, int64_t operation, const Lanes *group) {
   const Barrier *barrier = barrier_at(t, group->address);
   int64_t back = (barrier->phase ^ group->amount) & 1, phase = barrier->phase - back;
   return phase <= 0 || !barrier->point || point_knows(barrier->point, t->context->agent, back) ||
-         !stops(t, PHASE_AMBIGUOUS, operation, group->address, phase, 0);
+         !stops(t, PHASE_AMBIGUOUS, .operation = operation, .address = group->address, .phase = phase);
 }
 
 // Lanes saw the phase before the current one complete.
@@ -204,7 +206,7 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
   int parity = (i->c & PARITY) != 0;
   uint32_t done = 0, active = m->active, result;
   t->place = place_of(i);
-  if (!takes_logs(t, operation)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   for (uint32_t left = active; left;) {
     Lanes group = next_of(i, s, left, 1);
     int32_t passed = mbarrier_test(t, operation, group.address, group.amount, parity);
@@ -223,7 +225,7 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
     if (!look(t, operation, &group)) return leave(m, ERROR);
     left &= ~group.lanes;
   }
-  if (done == active && !(t->flags & SPURIOUS && stops(t, BY_CHANCE, operation, 0, 0, 0))) {
+  if (done == active && !(t->flags & SPURIOUS && stops(t, BY_CHANCE))) {
     header->timed_out = 0;
     result = done;
   } else if (done == active || header->timed_out) {

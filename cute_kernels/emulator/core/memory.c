@@ -30,7 +30,7 @@ static int64_t operation_of(const Request *r, int32_t space) {
 // Whether execution ends here.
 static int refuse(Tables *t, const Request *r, int32_t what, int32_t space, int64_t address) {
   t->place = r->instruction;
-  return stops(t, what, operation_of(r, space), address, bytes_of(r), r->mask);
+  return stops(t, what, .operation = operation_of(r, space), .address = address, .amount = bytes_of(r), .lanes = r->mask);
 }
 
 // Whether some byte of an access to a CTA's memory is such that this is wrong.
@@ -48,8 +48,8 @@ int refused_by_cta(Tables *t, int64_t operation, int64_t nbytes, const int64_t *
   const Cta *cta = &t->ctas[rank];
   int64_t base = rank << RANK_SHIFT, most = 0;
   for (int64_t i = 0; i < count; i++) most = offsets[i] > most ? offsets[i] : most;
-  if (t->flags & STATES && cta->exited) return stops(t, ACCESS_EXITED, operation, base, nbytes, 0);
-  if (most + nbytes > cta->size) return stops(t, ACCESS_OUTSIDE, operation, base | most, nbytes, 0);
+  if (t->flags & STATES && cta->exited) return stops(t, ACCESS_EXITED, .operation = operation, .address = base, .amount = nbytes);
+  if (most + nbytes > cta->size) return stops(t, ACCESS_OUTSIDE, .operation = operation, .address = base | most, .amount = nbytes);
   if (!(t->flags & STATES)) return 0;
   Repeat *repeat = &t->uninitialised[(uint64_t)t->place % REPEATS];
   int told = repeat->count && repeat->key == (uint64_t)t->place;
@@ -57,7 +57,7 @@ int refused_by_cta(Tables *t, int64_t operation, int64_t nbytes, const int64_t *
     for (int64_t i = 0; i < count; i++) {
       if (!touches(cta, offsets[i], nbytes, kinds[k])) continue;
       if (kinds[k] == ACCESS_UNINITIALISED) *repeat = (Repeat){(uint64_t)t->place, t->place >= 0};
-      return stops(t, kinds[k], operation, base | offsets[i], nbytes, 0);
+      return stops(t, kinds[k], .operation = operation, .address = base | offsets[i], .amount = nbytes);
     }
   return 0;
 }
@@ -117,7 +117,7 @@ static int refused_spaces(Tables *t, const Request *r, const int64_t addresses[L
 static int64_t *log_of(Tables *t, const Request *r, int32_t kind, int64_t nbytes) {
   if (t->log_used == t->log_size && !log_flush(t)) {
     t->place = r->instruction;
-    if (stops(t, TAKE_LOGS, 0, 0, 0, 0)) return NULL;
+    if (stops(t, TAKE_LOGS)) return NULL;
   }
   kind |= (r->strength ? LOG_STRONG : 0) | (r->together ? LOG_TOGETHER : 0);
   return log_entry(t, kind, r->mask, (int32_t)nbytes | r->strength, r->instruction);
@@ -534,7 +534,7 @@ static int matrices(
 // A part of the warp executes what all of its lanes have to.
 static const Instruction *part_of_a_warp(Machine *m, int64_t instruction) {
   m->tables->place = instruction;
-  stops(m->tables, WRONG_LANES, m->active, 0, 0, m->active);
+  stops(m->tables, WRONG_LANES, .lanes = m->active);
   return leave(m, ERROR);
 }
 

@@ -34,56 +34,71 @@ enum {
 // What is done with one.
 enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARRIVALS, TRY_WAIT, TEST_WAIT, TENSOR_COMMIT };
 // What Python is asked while an instruction executes (`Tables.report`): to put a fault into words and say whether to go on
-// all the same; or for something else that it has.
+// all the same; or for something else that it has. `Fault` has the facts.
 enum {
   NOT_LIVE, EXITED, EXTRA_ARRIVALS, EXTRA_BYTES, TOO_MANY_ARRIVALS, TOO_MANY_BYTES,  // of an mbarrier
   INIT_ORDER, PHASE_OVERRUN, PHASE_AMBIGUOUS,  // that detectors find
-  // Of an arrival at a named barrier (`address`, with `given` threads, -1: all): its number; a count of threads that is
-  // none, or differs from that of earlier arrivals.
-  WRONG_NUMBER, WRONG_THREADS, OTHER_THREADS,
-  // Of lanes (`place`, of those in `operation`): they are not all of the warp's; they have different operands, of `given`
-  // bits at an address; of their member mask (`given`) others name another mask; it does not name these lanes.
+  WRONG_NUMBER, WRONG_THREADS, OTHER_THREADS,  // of an arrival at a named barrier: a count may differ from earlier ones
+  // Lanes are not all of the warp's; have different operands; are in the member mask of others that name another one; are
+  // not those that their member mask names.
   WRONG_LANES, LANES_DIFFER, MASKS_DIFFER, WRONG_MEMBERS,
   UNKNOWN_MMA,  // it is not known how an mma.sync adds on this target
-  // Of cp.async, whose `LaneCopy` is at the address: it is refused, or the race detector has to look at it.
-  COPY_REFUSED, COPY_UNORDERED,
-  // Of the `BulkCopy` at the address: it breaks the rule `operation`; its name is to be left in `given`, or the number of
-  // its tensor map; the lane `given` has no bulk groups; the kernel may change the map, of its read column and clock are to
-  // be left in `given` and `place`; it reads the CTA `given` as `place`; bytes at `given` are combined with those at
-  // `place`; the mbarrier.init is not known.
+  COPY_REFUSED, COPY_UNORDERED,  // of the record of a cp.async: the latter is for the race detector to look at
+  // Of the record of a bulk copy: it breaks a rule; its `text` is to be left, or the `number` of its tensor map; the lane
+  // has no bulk groups; the kernel may change the map: column and clock of its read are to be left; the CTA is read as
+  // `identity`; bytes are combined; the mbarrier.init is not known.
   BULK_REFUSED, BULK_NAME, BULK_MAP, BULK_GROUPS, BULK_MAP_READ, BULK_ELSEWHERE, BULK_COMBINE, BULK_INIT_ORDER,
   RACE_RAISED,  // the race detector has raised
-  // Of tcgen05.commit: its mask of CTAs (`given`) is illegal.
-  COMMIT_MASK,
-  NAME_COMMIT,   // the `TensorThread` at the address, of the lane `given`
+  COMMIT_MASK,   // tcgen05.commit names illegal CTAs
+  NAME_COMMIT,   // of the record of a thread
   COMMITS_MEET,  // what is noted of commits at the mbarrier is to be taken
-  ADD_STREAM,    // the column `given`, to the point of the mbarrier
-  // Of a wgmma of the form `operation`: lanes differ in scale-d, or in a descriptor; a descriptor (`given`) has the fault
-  // `place` of `wgmma_matrix`; an operand reaches from `address` to `given` in the memory of the CTA `place`; the `Wgmma`
-  // at the address differs from the one (`given`) of the other warps; bytes of operand `given` (at the places `address`)
-  // in the CTA `place` are not initialised; lanes in `place` copy an accumulator in flight.
+  ADD_STREAM,    // the column, to the point of the mbarrier
+  // Of a wgmma of a form: lanes differ in scale-d, or in a descriptor; a descriptor is none; an operand reaches beyond the
+  // CTA's memory; the record differs from the one of the other warps; bytes are not initialised; lanes copy an accumulator
+  // in flight.
   WGMMA_SCALE, WGMMA_LANES, WGMMA_DESCRIPTOR, WGMMA_OUTSIDE, WGMMA_DIFFERS, WGMMA_UNINITIALISED, WGMMA_COPIED,
-  // Of an access of `given` bytes by the lanes in `place` (`operation`: space and ACCESS_*): its address, or where those of
-  // all lanes are. It is not aligned; there is no such CTA; the CTA has exited; it leaves the memory; it touches bytes that
-  // no array has, or an mbarrier; nobody has written them; no region of global memory allows it; lanes address different
-  // spaces, or one that the instruction cannot access; one of local memory by lanes together; .shared::cta of another CTA.
+  // Of an access: its address is not aligned; there is no such CTA; the CTA has exited; it leaves the memory; it touches
+  // bytes that no array has, or an mbarrier; nobody has written them; no region of global memory allows it; lanes address
+  // different spaces, or one that the instruction cannot access; one of local memory by lanes together; .shared::cta of
+  // another CTA.
   ACCESS_MISALIGNED, ACCESS_NO_CTA, ACCESS_EXITED, ACCESS_OUTSIDE, ACCESS_UNNAMED, ACCESS_BARRIER, ACCESS_UNINITIALISED,
   ACCESS_UNREGISTERED, ACCESS_MIXED, ACCESS_NOT_SHARED, ACCESS_LOCAL, ACCESS_OTHER_CTA,
-  // Of the `TensorAccess` at the address: what it touches is refused, or was not written; the race detector has to look at
-  // it, a load with the number `given`.
+  // Of the record of an access to tensor memory: what it touches is refused, or was not written; the race detector has to
+  // look at it, a load with an index.
   TENSOR_REFUSED, TENSOR_ORDER,
-  // Of the `TensorMma` at the address: it breaks the rule `operation`; fields of an instruction descriptor with scales; the
-  // text and the stream of the `TensorThread` at `place` are asked for; what it touches is not allocated or not written; its
-  // product, which the core does not compute.
+  // Of the record of a tcgen05.mma: it breaks a rule; fields of an instruction descriptor with scales; text and stream of
+  // the thread; what it touches is not allocated or not written; its product, which the core does not compute.
   MMA_REFUSED, MMA_FIELDS, MMA_NAME, MMA_TOUCHES, MMA_PRODUCT,
   MAKE_ROOM,  // for arrivals at a named barrier
   MAKE_COPIES,  // what is kept of the running warp's cp.async
-  NAME_ARRIVAL,  // a label of cp.async.mbarrier.arrive by the lane `given`, to be left there
+  NAME_ARRIVAL,  // the `text` of cp.async.mbarrier.arrive by the lane is to be left
   TAKE_LOGS,    // of the running warp
   TAKE_EVENTS,  // for observers
   BY_CHANCE   // whether a wait fails though it could succeed
 };
-typedef struct Fault { int64_t operation, address, given, place; } Fault;
+// Facts of what Python is asked; those that it does not have are 0.
+typedef struct Fault {
+  int64_t operation;        // on an mbarrier (ARRIVE ..) or a named barrier (BAR_SYNC ..); of an access: space and ACCESS_*
+  int64_t address;          // of the mbarrier, or of the access; of local memory: where those of all lanes are
+  int64_t amount;           // of arrivals or bytes
+  int64_t arriver;          // the number of a label plus one, or 0
+  int64_t phase;            // that is waited for
+  int64_t warp, place;      // whose wait may come too late, at the instruction with this index
+  int64_t column, clock;    // of mbarrier.init, a stream or a read
+  int64_t number, threads;  // of a named barrier; -1: all threads; of a tensor map
+  int64_t lanes, executing; // masks of the lanes that are wrong, and that execute
+  int64_t lane, members;    // members: the mask
+  int64_t operands, bits;   // where the values of all lanes are, of so many bits
+  int64_t record, thread;   // where the LaneCopy, BulkCopy, Wgmma, TensorThread, TensorAccess or TensorMma is; TensorThread
+  int64_t rule, operand;    // of the record: the rule that it breaks, in the operand A or B
+  int64_t cta, ctas;        // rank; mask
+  int64_t text, identity;   // numbers of the race detector's
+  int64_t cells, more;      // where the bytes are that are combined
+  int64_t form, descriptor, why;  // of a wgmma; what is wrong with the descriptor, see `wgmma_matrix`
+  int64_t low, high;              // of an operand, in the CTA's memory
+  int64_t places, theirs;         // of the pieces of an operand; the Wgmma of the other warps
+  int64_t index;                  // of a load of tensor memory
+} Fault;
 typedef struct Barrier {
   int64_t phase;     // completed phases
   int64_t expected;  // arrivals that each phase needs

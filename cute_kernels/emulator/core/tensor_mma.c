@@ -31,12 +31,10 @@ static int64_t lane_of(int64_t address) { return address >> 16 & 0xFFFF; }
 static int64_t column_of(int64_t address) { return address & 0xFFFF; }
 
 // Whether execution ends here, as of all below that check or watch.
-static int asks(Tables *t, int32_t what, const TensorMma *mma, int64_t operation, int64_t given, int64_t place) {
-  return stops(t, what, operation, (int64_t)(intptr_t)mma, given, place);
-}
+#define asks(t, what, mma, ...) stops(t, what, .record = WHERE(mma), __VA_ARGS__)
 
-static int breaks(Tables *t, const TensorMma *mma, int rule, int64_t given, int64_t place) {
-  return asks(t, MMA_REFUSED, mma, rule, given, place);
+static int breaks(Tables *t, const TensorMma *mma, int rule, int64_t operand, int64_t cta) {
+  return asks(t, MMA_REFUSED, mma, .rule = rule, .operand = operand, .cta = cta);
 }
 
 // --- what is asked for -----------------------------------------------------------------------------------------------
@@ -65,7 +63,7 @@ static int decode(Tables *t, TensorMma *mma) {
   for (int i = 0; i < MOST_DISABLED; i++)
     if (mma->disabled[i]) return breaks(t, mma, MMA_LANES, 0, 0);
   if (mma->group == 2 && mma->rank % 2) return breaks(t, mma, MMA_ODD, 0, 0);
-  if (mma->scales) return asks(t, MMA_FIELDS, mma, 0, 0, 0);
+  if (mma->scales) return asks(t, MMA_FIELDS, mma);
   int wrong = mma_fields(&t->mma_kinds[mma->kind], mma->group, mma->instruction, &mma->fields);
   return wrong && breaks(t, mma, MMA_INSTRUCTION, 0, 0);
 }
@@ -74,7 +72,7 @@ static int refused(Tables *t, TensorMma *mma, SharedOperand operands[2]) {
   const int64_t scales[] = {mma->scale_a, mma->scale_b};
   int first = mma->a_in_tensor != 0;  // operand in shared memory
   if (decode(t, mma)) return 1;
-  if (mma->rank + mma->group > t->ranks) return breaks(t, mma, MMA_NO_CTA, mma->rank + 1, 0);
+  if (mma->rank + mma->group > t->ranks) return breaks(t, mma, MMA_NO_CTA, 0, mma->rank + 1);
   if (first && (rows_of(mma) != TENSOR_LANES || mma->fields.a_mn_major || lane_of(mma->a)))
     return breaks(t, mma, MMA_A, 0, 0);
   operands_make_room();
@@ -106,7 +104,7 @@ static Access access_of(const Context *context, const TensorMma *mma, const Stre
 
 static int races(Tables *t, const Access *access) {
   if (access->grain == GRANULE && access_pipelined(access)) return 0;
-  return !access_whole(access, t->context->ask, NULL) && stops(t, RACE_RAISED, 0, 0, 0, 0);
+  return !access_whole(access, t->context->ask, NULL) && stops(t, RACE_RAISED);
 }
 
 static int read_races(Tables *t, const TensorMma *mma, const Stream *stream, int64_t rank, const SharedOperand *operand) {
@@ -164,7 +162,7 @@ static int watch(Tables *t, const TensorMma *mma, const SharedOperand operands[2
   TensorThread *thread = &t->tensor_threads[mma->work.warp * LANES + mma->lane];
   int64_t form = 2 * mma->kind + mma->group;
   if (!thread->stream || (!thread->stream->identity && thread->form != form)) {
-    if (asks(t, MMA_NAME, mma, 0, 0, (int64_t)(intptr_t)thread)) return 1;
+    if (asks(t, MMA_NAME, mma, .thread = WHERE(thread))) return 1;
     thread->form = form;
   }
   Stream *stream = thread->stream;
@@ -250,9 +248,9 @@ int32_t tensor_mma_run(WorkQueues *all, TensorMma *mma) {
   const MmaFields *f = &mma->fields;
   const MmaSums *sums = mma->scales ? NULL : &t->mma_kinds[mma->kind].sums[f->d];
   if (!sums || is_narrow(f->a) || is_narrow(f->b) || sums->fraction == UNKNOWN_SUMS) {
-    if (asks(t, MMA_PRODUCT, mma, 0, 0, 0)) return 1;
+    if (asks(t, MMA_PRODUCT, mma)) return 1;
   } else if (!may_touch(t, mma) || !multiply(t, mma, sums, 0)) {
-    if (asks(t, MMA_TOUCHES, mma, 0, 0, 0)) return 1;
+    if (asks(t, MMA_TOUCHES, mma)) return 1;
     multiply(t, mma, sums, 1);  // execution goes on after the report, with whatever the memory holds
   }
   Rectangle parts[TENSOR_LANES / QUARTER];
@@ -296,7 +294,7 @@ static const Instruction *run_tensor_mma(const Instruction *i, uint8_t *s, Machi
   Tables *t = m->tables;
   t->place = place_of(i);
   t->progress++;
-  if (!takes_logs(t, 0)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   for (uint32_t left = m->active; left; left &= left - 1) {
     int lane = __builtin_ctz(left);
     const uint32_t *item = list + FACTS;

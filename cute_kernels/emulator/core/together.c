@@ -6,12 +6,9 @@
   static const Instruction *run_##name(const Instruction *i, uint8_t *s, __attribute__((unused)) Machine *m)
 
 // Something is wrong with lanes, or with their operands at an address.
-static const Instruction *wrong(
-    const Instruction *i, Machine *m, int32_t what, const void *operands, int64_t given, uint32_t lanes) {
-  m->tables->place = place_of(i);
-  stops(m->tables, what, m->active, (int64_t)(uintptr_t)operands, given, lanes);
-  return leave(m, ERROR);
-}
+#define wrong(i, m, what, ...)                                                                       \
+  ((m)->tables->place = place_of(i), stops((m)->tables, what, .executing = (m)->active, __VA_ARGS__), \
+   leave(m, ERROR))
 
 // The value a of the executing lanes, whose result is that of one.
 #define AGREED_OF(n)                                                                                                  \
@@ -20,7 +17,7 @@ static const Instruction *wrong(
     u##n value = m->active ? a[__builtin_ctz(m->active)] : 0;                                                         \
     int differs = 0;                                                                                                  \
     for (int lane = 0; lane < LANES; lane++) differs |= a[lane] != value && m->active >> lane & 1;                    \
-    if (differs) return wrong(i, m, LANES_DIFFER, a, n, m->active);                                                   \
+    if (differs) return wrong(i, m, LANES_DIFFER, .operands = WHERE(a), .bits = n);                                    \
     AT(u64, i->d) = value;                                                                                            \
     return i + 1;                                                                                                     \
   }
@@ -50,7 +47,7 @@ FORM(elect) {  // the lowest lane of each group
   for (uint32_t left = m->active; left; left &= ~lanes) {
     lanes = group_of(i, s, m, left, &members);
     int32_t what = refused(s, m, lanes, members);
-    if (what != GO) return wrong(i, m, what, s + i->a, members, lanes);
+    if (what != GO) return wrong(i, m, what, .operands = WHERE(s + i->a), .members = members, .lanes = lanes);
     elected |= lanes & -lanes;
   }
   AT(u64, i->d) = elected;
@@ -74,11 +71,11 @@ FORM(converge) {  // FLAG: all lanes of the warp, which run together; else a: th
   Tables *t = m->tables;
   uint32_t members, lanes;
   t->place = place_of(i);
-  if (!takes_logs(t, 0)) return leave(m, ERROR);
+  if (!takes_logs(t)) return leave(m, ERROR);
   for (uint32_t left = m->active; left; left &= ~lanes) {
     lanes = i->c & FLAG ? m->active : group_of(i, s, m, left, &members);
     int32_t what = i->c & FLAG ? GO : refused(s, m, lanes, members);
-    if (what != GO) return wrong(i, m, what, s + i->a, members, lanes);
+    if (what != GO) return wrong(i, m, what, .operands = WHERE(s + i->a), .members = members, .lanes = lanes);
     if (t->context) agent_converge(t->context->agent, lanes);
   }
   return i + 1;
@@ -90,7 +87,7 @@ FORM(converge) {  // FLAG: all lanes of the warp, which run together; else a: th
     (void)s;                                                                                                          \
     Tables *t = m->tables;                                                                                            \
     t->place = place_of(i);                                                                                           \
-    if (!takes_logs(t, 0)) return leave(m, ERROR);                                                                    \
+    if (!takes_logs(t)) return leave(m, ERROR);                                                                    \
     if (t->context) effect;                                                                                           \
     return i + 1;                                                                                                     \
   }
@@ -98,7 +95,7 @@ ORDER(fence_proxy, agent_fence_proxy(t->context->agent, m->active, i->imm & 255)
 ORDER(tensor_fence, agent_fence_tensor(t->context->agent, i->imm & 255))
 ORDER(complete_tensor, agent_complete_tensor(t->context->agent, i->imm & 255))
 FORM(tensor_wait) {
-  if (m->active != ((WarpHeader *)s)->live) return wrong(i, m, WRONG_LANES, 0, 0, m->active);
+  if (m->active != ((WarpHeader *)s)->live) return wrong(i, m, WRONG_LANES, .lanes = m->active);
   return run_complete_tensor(i, s, m);
 }
 

@@ -38,9 +38,9 @@ static int refused_operand(Tables *t, const Wgmma *issued, int which, int64_t ra
   SharedOperand found;
   Matrix matrix;
   int32_t wrong = wgmma_matrix(descriptor, &matrix);
-  if (wrong) return stops(t, WGMMA_DESCRIPTOR, issued->form, 0, descriptor, wrong);
+  if (wrong) return stops(t, WGMMA_DESCRIPTOR, .form = issued->form, .descriptor = descriptor, .why = wrong);
   if (shared_operand(&matrix, &rows, &found) && found.high <= t->ctas[rank].size) return 0;
-  return stops(t, WGMMA_OUTSIDE, issued->form, found.low, found.high, rank);
+  return stops(t, WGMMA_OUTSIDE, .form = issued->form, .low = found.low, .high = found.high, .cta = rank);
 }
 
 // --- the product -----------------------------------------------------------------------------------------------------
@@ -83,6 +83,10 @@ static int multiply(
   return 1;
 }
 
+static int uninitialised(Tables *t, int64_t form, const int64_t *places, int operand, int64_t rank) {
+  return stops(t, WGMMA_UNINITIALISED, .form = form, .places = WHERE(places), .operand = operand, .cta = rank);
+}
+
 int32_t wgmma_run(WorkQueues *all, const WgmmaWork *work) {
   Tables *t = all->tables;
   Warpgroup *group = &t->warpgroups[work->warpgroup];
@@ -107,8 +111,8 @@ int32_t wgmma_run(WorkQueues *all, const WgmmaWork *work) {
     a = (MmaOperand){cta->data, states, wgmma_operand(form, WGMMA_A, operation).places};
   }
   if (!multiply(operation, form, registers, a, b)) {
-    if (stops(t, WGMMA_UNINITIALISED, operation->form, (int64_t)(intptr_t)b.places, WGMMA_B, rank)) return 1;
-    if (a.states && stops(t, WGMMA_UNINITIALISED, operation->form, (int64_t)(intptr_t)a.places, WGMMA_A, rank)) return 1;
+    if (uninitialised(t, operation->form, b.places, WGMMA_B, rank)) return 1;
+    if (a.states && uninitialised(t, operation->form, a.places, WGMMA_A, rank)) return 1;
     a.states = b.states = NULL;  // execution goes on after the report: whatever the memory holds is multiplied
     multiply(operation, form, registers, a, b);
   }
@@ -199,7 +203,8 @@ static int issue(Tables *t, const WarpHeader *header, Warpgroup *group, const Wg
     operation->accumulate = issued->accumulate;
   } else if (!is_same(form, issued, operation_of(group, number))) {
     const Wgmma *theirs = operation_of(group, number);
-    return stops(t, WGMMA_DIFFERS, issued->form, (int64_t)(intptr_t)issued, (int64_t)(intptr_t)theirs, header->rank);
+    return stops(t, WGMMA_DIFFERS, .form = issued->form, .record = WHERE(issued), .theirs = WHERE(theirs),
+                 .cta = header->rank);
   }
   if (t->context && !wgmma_learn(t, group, member, number, most, observed)) return 1;
   operation_of(group, number)->parts[member] = issued->parts[member];
@@ -213,7 +218,7 @@ static int issue(Tables *t, const WarpHeader *header, Warpgroup *group, const Wg
 // All of them are for whole warps.
 static int is_part(const Instruction *i, const uint8_t *s, const Machine *m) {
   m->tables->place = place_of(i);
-  return m->active != ((const WarpHeader *)(const void *)s)->live && stops(m->tables, WRONG_LANES, 0, 0, 0, m->active);
+  return m->active != ((const WarpHeader *)(const void *)s)->live && stops(m->tables, WRONG_LANES, .lanes = m->active);
 }
 
 // One value of all lanes: in the word at an offset or, where it varies, in a row of lanes. 0: they differ.
@@ -227,7 +232,7 @@ static int together(const uint8_t *s, uint32_t offset, int varies, int64_t *valu
 }
 
 static const Instruction *differs(Machine *m, int32_t what, int64_t form) {
-  stops(m->tables, what, form, 0, 0, 0);
+  stops(m->tables, what, .form = form);
   return leave(m, ERROR);
 }
 
@@ -238,7 +243,7 @@ static const Instruction *run_wgmma(const Instruction *i, uint8_t *s, Machine *m
   const WarpHeader *header = (const WarpHeader *)(const void *)s;
   const uint32_t *list = m->program->lists + i->b;
   Tables *t = m->tables;
-  if (is_part(i, s, m) || !takes_logs(t, 0)) return leave(m, ERROR);
+  if (is_part(i, s, m) || !takes_logs(t)) return leave(m, ERROR);
   t->progress++;
   Wgmma issued;
   WgmmaPart *part = &issued.parts[header->index % WGMMA_WARPS];
@@ -286,7 +291,7 @@ static const Instruction *run_wgmma_wait(const Instruction *i, uint8_t *s, Machi
     return wait_here(i, s, m, WAITS_GROUPS, newest);
   }
   if (t->context && end > warp->observed) {
-    if (!takes_logs(t, 0)) return leave(m, ERROR);
+    if (!takes_logs(t)) return leave(m, ERROR);
     wgmma_observe(t->context->agent, group, end);
   }
   warp->waited = warp->committed - newest;

@@ -50,7 +50,7 @@ static int begin(Tables *t, Warpgroup *group, int64_t number, int64_t observed) 
   Epochs *epochs = t->context->epochs;
   if (!has_room(epochs, 1)) {
     Conflict more = {0};
-    if (t->context->ask(RACE_EPOCHS, &more) && stops(t, RACE_RAISED, 0, 0, 0, 0)) return 0;
+    if (t->context->ask(RACE_EPOCHS, &more) && stops(t, RACE_RAISED)) return 0;
   }
   int64_t text = t->wgmma_forms[operation->form].text;
   operation->identity = new_epoch(epochs, group->column, number + 1, text, 0, t->place);
@@ -121,7 +121,7 @@ static int reads_race(
     access.count = CHUNK;
     for (int64_t i = 0; i < access.rows; i++) starts[i] = CHUNK * found.places[i];
   }
-  return !access_whole(&access, t->context->ask, NULL) && stops(t, RACE_RAISED, 0, 0, 0, 0);
+  return !access_whole(&access, t->context->ask, NULL) && stops(t, RACE_RAISED);
 }
 
 int wgmma_races(Tables *t, const Warpgroup *group, int64_t number, int64_t rank) {

@@ -63,18 +63,18 @@ class PointRaces(RaceChecks):
 
     def fault(self, what: int, fault: ctypes.Structure, agent: Agent | None) -> BarrierMisuse | None:
         """A fault of order (`Fault`) that the core has found at an mbarrier; None: it is none of order."""
-        address, given = fault.address, fault.given
+        address = fault.address
         if what == CONSTANTS["INIT_ORDER"]:
             verb = _VERBS.get(fault.operation, "an arrival")
-            return self.before_init(address, f"{verb} of {agent.label}", agent, given, fault.place)
+            return self.before_init(address, f"{verb} of {agent.label}", agent, fault.column, fault.clock)
         if what == CONSTANTS["PHASE_AMBIGUOUS"]:
             return BarrierMisuse(
-                f"{agent.label} waits for phase {given} of the mbarrier at {_place(address)}, but nothing orders that "
-                f"after phase {given - 1}: a wait that comes before it is complete is one for "
-                f"{_phase_before(given - 1)}, which has the same parity, and passes at once"
+                f"{agent.label} waits for phase {fault.phase} of the mbarrier at {_place(address)}, but nothing orders "
+                f"that after phase {fault.phase - 1}: a wait that comes before it is complete is one for "
+                f"{_phase_before(fault.phase - 1)}, which has the same parity, and passes at once"
             ).know("phase-ambiguous", **self._barrier(address))
         if what == CONSTANTS["PHASE_OVERRUN"]:
-            flow, phase, label = self.launch.flow, self.points[address].completed, self.agents[given].label
+            flow, phase, label = self.launch.flow, self.points[address].completed, self.agents[fault.warp].label
             wait = (flow.kernel.instructions[fault.place],) if flow is not None and fault.place >= 0 else ()
             late = "the barrier may run ahead of the wait by two phases, which have the same parity"
             if not phase:

@@ -56,9 +56,10 @@ def _reads_other_stage(e: Evidence) -> Fields | None:
     found = _stages_differ(e)
     if found is None or found[2] == found[3]:
         return None
-    spot, wait, waited, stage, _ = found
+    spot, wait, waited, stage, memory = found
+    copy = f", or the copy at {e.line(e.facts.other.instructions[0])} names the mbarrier of another stage"
     return {"who": e.who([e.warp]), "waited": e.name(wait.place), "at": e.line(wait.instruction), "full": e.name(spot),
-            "stage": stage, "other": waited, "here": e.line(e.at_fault)}  # fmt: skip
+            "stage": stage, "other": waited, "here": e.line(e.at_fault), "copy": copy * (memory is None)}  # fmt: skip
 
 
 def _generic_stages(e: Evidence) -> tuple[Moment, int, int] | None:
@@ -159,6 +160,24 @@ def _not_waited_again(e: Evidence) -> Fields | None:
 def _never_waited(e: Evidence) -> Fields | None:
     known = e.warp and e.facts.past.whole and e.facts.past.barriers
     return {"who": e.who([e.warp])} if known and e.last_wait() is None else None
+
+
+def _written_in_part(e: Evidence) -> Fields | None:
+    """Others of the same array have been written, and these bytes have not."""
+    memory = e.facts.memory
+    if memory is None or memory.space != "shared":
+        return None
+    array = next((each for each in e.arrays if each.first <= memory.first < each.first + each.nbytes), None)
+    if array is None:
+        return None
+    end = array.first + array.nbytes
+    parts = (min(end, first + count) - max(array.first, first) for cta, first, count in e.facts.past.unwritten
+             if cta == memory.cta)  # fmt: skip
+    unwritten = sum(max(0, each) for each in parts)
+    if not 0 < unwritten < array.nbytes:
+        return None
+    written = f"{array.nbytes - unwritten:,} of {array.nbytes:,}"
+    return {"array": array.name, "written": written, "here": e.line(e.at_fault)}
 
 
 def _written_otherwise(e: Evidence) -> Fields | None:
@@ -284,7 +303,39 @@ def _sums_overwritten(e: Evidence) -> Fields | None:
     commits = e.did("arrive", wait.place, wait.phase - 1)
     if other.warp not in {each.warp for each in commits}:
         return None
-    return {"full": e.name(wait.place), "at": e.lines(commits), "mma": e.who([other.warp]), "reader": e.who([e.warp])}
+    back = {each.place for each in e.did("arrive", warp=e.warp)}
+    room = [each for each in e.did("wait", warp=other.warp) if passed_at_once(each) or each.place in back]
+    return {"full": e.name(wait.place), "at": e.lines(commits), "mma": e.who([other.warp]), "reader": e.who([e.warp]),
+            "room": room, "use": e.line(other.instructions[0]) if other.instructions else "the MMAs"}  # fmt: skip
+
+
+def _sums_never_free(e: Evidence) -> Fields | None:
+    fields = _sums_overwritten(e)
+    return fields if fields is not None and not fields["room"] else None
+
+
+def _sums_of_other_stage(e: Evidence) -> Fields | None:
+    fields = _sums_overwritten(e)
+    if fields is None:
+        return None
+    last = fields["room"][-1]
+    return fields | {"empty": e.name(last.place), "wait": e.line(last.instruction), "here": e.line(e.at_fault)}
+
+
+def _columns_not_free(e: Evidence) -> Fields | None:
+    """The reader hands the columns back at an mbarrier for which the MMAs' warp has never waited."""
+    side, other = e.facts.side, e.facts.other
+    if side is None or side.verb != "writes" or not e.warp or not other.warp or not e.facts.past.whole:
+        return None
+    load = other.instructions[0] if other.instructions else None
+    if load is None or not e.behind(load, _is("wait::ld"), _arrives):
+        return None
+    arrivals = [each for each in e.did("arrive", warp=other.warp) if each.instruction is not None]
+    behind = [each for each in arrivals if each.instruction.line > load.line]
+    if not behind or any(map(e.alike(behind[-1].place), (each.place for each in e.did("wait", warp=e.warp)))):
+        return None
+    return {"who": e.who([e.warp]), "empty": e.name(behind[-1].place), "reader": e.who([other.warp]),
+            "at": e.line(behind[-1].instruction), "here": e.line(e.at_fault)}  # fmt: skip
 
 
 def _sums_not_waited(e: Evidence) -> Fields | None:
@@ -375,86 +426,71 @@ _IN_USE = ("stage-in-use", "shared-race")
 
 ACCESSES: tuple[Cause, ...] = (
     # A stage that is not full: no wait, its parity, its stage, the bytes that it waits for.
-    Cause(_EARLY, _timed_out,
-          "{who} has looked at {full} at {at}, where a single try_wait timed out: mbarrier_wait repeats it until the "
-          "phase is complete", "unfinished-copy"),
+    Cause(_EARLY, _timed_out, "{who} has looked at {full} at {at}, where a single try_wait timed out: mbarrier_wait "
+          "repeats it until the phase is complete", "unfinished-copy"),
     Cause(_EARLY, _not_waited, "{who} has not waited for {full}, which the copy at {copy} signals: mbarrier_wait for "
-          "it, "
-          "with parity 0 in the ring's first turn", "unfinished-copy"),
-    Cause((*_EARLY, "uninitialised-read", "tensor-race"), _waited_at_once,
-          "wrong parity: the wait of {who} for {full} at {at} asked for parity 1 and passed at once, since the phase "
-          "before the first one counts as complete: a consumer's first wait has parity 0"),
-    Cause(_EARLY, _copy_of_other_stage,
-          "the copy at {copy} writes stage {memory} and signals {full}, the mbarrier of stage {stage}: both have to be "
-          "of the same stage", "unfinished-copy"),
-    Cause(_EARLY, _reads_other_stage,
-          "stages differ: {who} has waited for {waited} (stage {other}) at {at}, and reads stage {stage} at {here}, of "
-          "which {full} tells: the index of the wait and the index of what is read have to be the same",
-          "unfinished-copy"),
-    Cause(_EARLY, _signals_other_cta,
-          "the copy at {copy} signals {full}, and {who} has waited for {waited} at {at}: a copy signals the mbarrier "
-          "of the CTA that waits (in a pair the leader's), or the other CTA passes on that its bytes have come",
-          "unfinished-copy"),
-    Cause(_EARLY, _announced_too_few,
-          "phase {phase} of {full} was complete before this copy: {bytes}; the copy at {copy} by {who} signals it too. "
-          "mbarrier_arrive_and_expect_tx has to announce the bytes of all copies of a stage, of both CTAs of a pair",
-          "unfinished-copy"),
-    Cause(_EARLY, _not_waited_again,
-          "{who} has waited for phase {phase} of {full}, and the stage has been filled again since: a wait is "
-          "missing in "
-          "this turn, or its parity is that of the turn before", "unfinished-copy"),
-    Cause(("shared-race",), _generic_other_stage,
-          "stages differ: {who} has waited for {full} (stage {stage}) at {at}, and reads stage {other} at {here}: the "
-          "index of the wait and the index of what is read have to be the same"),
-    Cause(("uninitialised-read",), _never_waited,
-          "a barrier or a wait is missing: {who} has waited for no mbarrier so far, and nobody has written these bytes "
-          "yet; who reads waits for who writes, by mbarrier_wait (of MMAs the mbarrier of their tcgen05.commit), "
-          "sync_threads or cluster_wait"),
-    Cause(("uninitialised-read",), _waited_for_room,
-          "a wait is missing: the last wait of {who}, for {empty} at {at}, tells that there is room, and not that "
-          "these "
-          "bytes are there: mbarrier_wait for the full mbarrier of the stage, which copies signal, with parity 0 at "
-          "first"),
-    Cause(("uninitialised-read",), _written_otherwise,
-          "{who} has waited for phase {phase} of {full} at {at}, and {what} that phase: a copy of these bytes is not "
-          "issued, has another size or fills another stage, or a border of the tile is never filled"),
+          "it, with parity 0 in the ring's first turn", "unfinished-copy"),
+    Cause((*_EARLY, "uninitialised-read", "tensor-race"), _waited_at_once, "wrong parity: the wait of {who} for {full} "
+          "at {at} asked for parity 1 and passed at once, since the phase before the first one counts as complete: a "
+          "consumer's first wait has parity 0"),
+    Cause(_EARLY, _copy_of_other_stage, "the copy at {copy} writes stage {memory} and signals {full}, the mbarrier of "
+          "stage {stage}: both have to be of the same stage", "unfinished-copy"),
+    Cause(_EARLY, _reads_other_stage, "stages differ: {who} has waited for {waited} (stage {other}) at {at}, and reads "
+          "stage {stage} at {here}, of which {full} tells: the index of the wait and the index of what is read have to "
+          "be the same{copy}", "unfinished-copy"),
+    Cause(_EARLY, _signals_other_cta, "the copy at {copy} signals {full}, and {who} has waited for {waited} at {at}: a "
+          "copy signals the mbarrier of the CTA that waits (in a pair the leader's), or the other CTA passes on that "
+          "its bytes have come", "unfinished-copy"),
+    Cause(_EARLY, _announced_too_few, "phase {phase} of {full} was complete before this copy: {bytes}; the copy at "
+          "{copy} by {who} signals it too. mbarrier_arrive_and_expect_tx has to announce the bytes of all copies of a "
+          "stage, of both CTAs of a pair", "unfinished-copy"),
+    Cause(_EARLY, _not_waited_again, "{who} has waited for phase {phase} of {full}, and the stage has been filled "
+          "again since: a wait is missing in this turn, or its parity is that of the turn before", "unfinished-copy"),
+    Cause(("shared-race",), _generic_other_stage, "stages differ: {who} has waited for {full} (stage {stage}) at {at}, "
+          "and reads stage {other} at {here}: the index of the wait and the index of what is read have to be the "
+          "same"),
+    Cause(("uninitialised-read",), _never_waited, "a barrier or a wait is missing: {who} has waited for no mbarrier so "
+          "far, and nobody has written these bytes yet; who reads waits for who writes, by mbarrier_wait (of MMAs the "
+          "mbarrier of their tcgen05.commit), sync_threads or cluster_wait"),
+    Cause(("uninitialised-read",), _waited_for_room, "a wait is missing: the last wait of {who}, for {empty} at {at}, "
+          "tells that there is room, and not that these bytes are there: mbarrier_wait for the full mbarrier of the "
+          "stage, which copies signal, with parity 0 at first"),
+    Cause(("uninitialised-read",), _written_in_part, "{written} bytes of {array} have been written, and not these: the "
+          "stage or index that is written and the one that is read at {here} differ, or a wait, a copy or a border of "
+          "the tile is missing"),
+    Cause(("uninitialised-read",), _written_otherwise, "{who} has waited for phase {phase} of {full} at {at}, and "
+          "{what} that phase: a copy of these bytes is not issued, has another size or fills another stage, or a "
+          "border of the tile is never filled"),
     # A stage that is in use: no wait, its parity, too few arrivals, an arrival that comes too early.
-    Cause(_IN_USE, _refills_without_wait,
-          "{who} has waited for no mbarrier that tells that the stage is free: mbarrier_wait on the empty mbarrier "
-          "before "
-          "{here}, with parity 1 in the ring's first turn"),
-    Cause(_IN_USE, _refills_at_once,
-          "wrong parity, or a missing wait: the last wait of {who}, for {empty} at {at}, passed at once though the "
-          "stage "
-          "has been filled before: its parity changes with every turn of the ring, from 1 on"),
-    Cause(_IN_USE, _released_by_others,
-          "{empty} was completed by {arrived} ({at}), without {user}, which still uses the stage: its count, "
-          "{count}, has "
-          "to be the number of all who use the stage, and each of them arrives at the mbarrier of each CTA that "
-          "fills it"),
-    Cause(_IN_USE, _released_too_early,
-          "the release comes too early: {arrived} arrives at {empty} at {at}, before the reads at {use} are over: "
-          "arrive "
-          "behind the last of them (of wgmma behind warpgroup.wait_group(0); of tcgen05.mma by tcgen05.commit)"),
+    Cause(_IN_USE, _refills_without_wait, "{who} has waited for no mbarrier that tells that the stage is free: "
+          "mbarrier_wait on the empty mbarrier before {here}, with parity 1 in the ring's first turn"),
+    Cause(_IN_USE, _refills_at_once, "wrong parity, or a missing wait: the last wait of {who}, for {empty} at {at}, "
+          "passed at once though the stage has been filled before: its parity changes with every turn of the ring, "
+          "from 1 on"),
+    Cause(_IN_USE, _released_by_others, "{empty} was completed by {arrived} ({at}), without {user}, which still uses "
+          "the stage: its count, {count}, has to be the number of all who use the stage, and each of them arrives at "
+          "the mbarrier of each CTA that fills it"),
+    Cause(_IN_USE, _released_too_early, "the release comes too early: {empty} at {at}, by {arrived}, before the reads "
+          "at {use} are over: arrive behind the last of them (of wgmma behind warpgroup.wait_group(0); of tcgen05.mma "
+          "by tcgen05.commit)"),
     # Tensor memory: freed, read, overwritten.
-    Cause(("tensor-race",), _frees,
-          "tcgen05.dealloc at {here} comes before {use} is over: a barrier of all who use the columns (in a pair of "
-          "CTAs "
-          "cluster_arrive and cluster_wait) stands in front of it, behind the last tcgen05.wait::ld"),
-    Cause(("tensor-race",), _loads_not_waited,
-          "tcgen05.wait::ld (cute.arch.fence_view_async_tmem_load) is missing between the tcgen05.ld at {load} and the "
-          "arrival that hands the columns back"),
-    Cause(("tensor-race",), _loads_released,
-          "the columns are handed back at {at}, before the tcgen05.ld at {load}: arrive behind it and its "
+    Cause(("tensor-race",), _frees, "tcgen05.dealloc at {here} comes before {use} is over: a barrier of all who use "
+          "the columns (in a pair of CTAs cluster_arrive and cluster_wait) stands in front of it, behind the last "
           "tcgen05.wait::ld"),
-    Cause(("tensor-race",), _sums_overwritten,
-          "{reader} has waited for {full}, which {mma} commits at {at}; the MMAs behind that commit write over what it "
-          "still reads: {mma} waits, before the first MMA of a tile, for an mbarrier on which all who read the "
-          "accumulator arrive"),
-    Cause(("tensor-race",), _sums_not_waited,
-          "{reader} reads before the MMAs at {mma} are complete: tcgen05.commit behind them, and a wait of {reader} "
-          "for "
-          "its mbarrier"),
+    Cause(("tensor-race",), _loads_not_waited, "tcgen05.wait::ld (cute.arch.fence_view_async_tmem_load) is missing "
+          "between the tcgen05.ld at {load} and the arrival that hands the columns back"),
+    Cause(("tensor-race",), _loads_released, "the columns are handed back at {at}, before the tcgen05.ld at {load}: "
+          "arrive behind it and its tcgen05.wait::ld"),
+    Cause(("tensor-race",), _columns_not_free, "a wait is missing: {who} has not waited for {empty}, at which {reader} "
+          "hands the columns back at {at}: mbarrier_wait for it before {here}, with parity 1 in the first turn"),
+    Cause(("tensor-race",), _sums_never_free, "{reader} has waited for {full}, which {mma} commits at {at}; the MMAs "
+          "behind that commit write over what it still reads: {mma} waits, before the first MMA of a tile, for an "
+          "mbarrier on which all who read the accumulator arrive"),
+    Cause(("tensor-race",), _sums_of_other_stage, "stages differ, or a parity is wrong: {mma} waits for {empty} at "
+          "{wait}, writes sums at {use} and commits them to {full} at {at}, and {reader} reads at {here} behind its "
+          "wait for {full}: all of these have to be of the same stage"),
+    Cause(("tensor-race",), _sums_not_waited, "{reader} reads before the MMAs at {mma} are complete: tcgen05.commit "
+          "behind them, and a wait of {reader} for its mbarrier"),
     # Groups: not committed, not waited for, too many left.
     *_group_rows(("copy-in-flight", "shared-race"), "cp.async", ("async", "commit_group"), ("async", "wait_group"),
                  ("cp_async_commit_group()", "cp_async_wait_group(N)")),
@@ -462,24 +498,20 @@ ACCESSES: tuple[Cause, ...] = (
                  ("cp_async_bulk_commit_group()", "cp_async_bulk_wait_group(0, read=True)")),
     *_group_rows(("source-in-use", "register-in-flight"), "wgmma", ("wgmma", "commit_group"), ("wgmma", "wait_group"),
                  ("warpgroup.commit_group()", "warpgroup.wait_group(0)")),
-    Cause(("register-in-flight",), _says("wgmma.fence"),
-          "warpgroup.fence() before the first wgmma that reads or writes these registers, at {here}"),
-    Cause(("register-in-flight",), _says("wgmma.wait_group"),
-          "warpgroup.wait_group(0) before {here}, where registers of a wgmma are used"),
-    Cause(("source-in-use",), _waited_alone,
-          "the warp that issued {copy} has waited for its end, and nothing tells the threads that write at {here}: a "
-          "barrier of both, behind that wait"),
-    Cause(("source-in-use",), _not_waited_between,
-          "no wait for the operation at {copy} is executed before the write at {here}: in the thread that issued it "
-          "cp_async_bulk_wait_group(0, read=True), of wgmma warpgroup.wait_group(0), and then a barrier of all who "
-          "write"),
-    Cause(("shared-race",), _generic_same_stage,
-          "{who} has waited for {full}, which is signalled at {at}; the write at {write} is not in front of that "
-          "signal, "
-          "or is meant for another stage than {stage}: write first, then arrive, at the mbarrier of the same stage"),
-    Cause(("exit-in-use",), _says("never waited for it"),
-          "cp_async_bulk_wait_group(0, read=True) by the thread that stored at {here}, before it ends"),
-    Cause(("exit-in-use",), _says("may exit before"),
-          "cluster_arrive and cluster_wait at the end of the kernel, in all threads of the cluster, or a wait in the "
-          "other CTA for the mbarrier that {here} signals"),
+    Cause(("register-in-flight",), _says("wgmma.fence"), "warpgroup.fence() before the first wgmma that reads or "
+          "writes these registers, at {here}"),
+    Cause(("register-in-flight",), _says("wgmma.wait_group"), "warpgroup.wait_group(0) before {here}, where registers "
+          "of a wgmma are used"),
+    Cause(("source-in-use",), _waited_alone, "the warp that issued {copy} has waited for its end, and nothing tells "
+          "the threads that write at {here}: a barrier of both, behind that wait"),
+    Cause(("source-in-use",), _not_waited_between, "no wait for the operation at {copy} is executed before the write "
+          "at {here}: in the thread that issued it cp_async_bulk_wait_group(0, read=True), of wgmma "
+          "warpgroup.wait_group(0), and then a barrier of all who write"),
+    Cause(("shared-race",), _generic_same_stage, "{who} has waited for {full}, which is signalled at {at}; the write "
+          "at {write} is not in front of that signal, or is meant for another stage than {stage}: write first, then "
+          "arrive, at the mbarrier of the same stage"),
+    Cause(("exit-in-use",), _says("never waited for it"), "cp_async_bulk_wait_group(0, read=True) by the thread that "
+          "stored at {here}, before it ends"),
+    Cause(("exit-in-use",), _says("may exit before"), "cluster_arrive and cluster_wait at the end of the kernel, in "
+          "all threads of the cluster, or a wait in the other CTA for the mbarrier that {here} signals"),
 )  # fmt: skip

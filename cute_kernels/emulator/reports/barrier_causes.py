@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cute_kernels.emulator.facts import Moment, WarpName
+from cute_kernels.emulator.facts import Located, Moment, WarpName
 from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot
 from cute_kernels.emulator.reports.model import Waiting
 
@@ -31,8 +31,9 @@ def _was_here(e: Evidence, waiting: Waiting, spot: Spot) -> bool:
 
 def _held_up(e: Evidence, waiting: Waiting, spot: Spot) -> bool:
     """Whether who usually signals the mbarrier waits for something else."""
-    usual = _usual(e, waiting, spot)
-    return any(usual & set(_labels(other)) for other, place in _at_barriers(e) if place != spot)
+    usual, mine = _usual(e, waiting, spot), set(_labels(waiting))
+    at_named = {wait.warp for wait in e.facts.waits if wait.kind == "bar" and set(wait.missing) - mine}
+    return bool(usual & at_named) or any(usual & set(_labels(w)) for w, place in _at_barriers(e) if place != spot)
 
 
 def _usual(e: Evidence, waiting: Waiting, spot: Spot) -> set[str]:
@@ -76,13 +77,82 @@ def _should_signal(e: Evidence, waiting: Waiting, spot: Spot) -> set[str]:
     return {each.warp for each in e.did("wait") if each.place in signals} - mine - back
 
 
+def _roots_without_arrival(e: Evidence) -> list[tuple[Waiting, Spot]]:
+    """Roots at which nobody has arrived in the phase that is waited for."""
+    return [
+        (waiting, spot) for waiting, spot in _roots(e)
+        if waiting.barrier.pending and not e.did("arrive", spot, waiting.barrier.phase)
+    ]  # fmt: skip
+
+
 def _signalled_own(e: Evidence) -> Fields | None:
-    waits = _at_barriers(e)
-    for waiting, spot in waits:
-        own = [each for each in e.did("arrive", spot, waiting.barrier.phase) if each.warp in _labels(waiting)]
-        other = next((place for _, place in waits if place != spot and e.untouched(place)), None)
-        if own and other is not None and waiting.barrier.pending:
-            return {"who": e.who(_labels(waiting)), "own": e.name(spot), "at": e.lines(own), "other": e.name(other)}
+    """Who signals an mbarrier of others, for which it waits itself, while nobody signals the one that is waited for."""
+    now = {(warp, place) for each, place in _at_barriers(e) for warp in _labels(each)}
+    awaited = now | {(each.warp, each.place) for each in e.did("wait")}
+    for waiting, spot in _roots_without_arrival(e):
+        own = [
+            each for each in e.did("arrive") if (each.warp, each.place) in awaited and not e.alike(spot)(each.place)
+            and each.warp not in _labels(waiting) and ((each.warp, each.place) in now or any(
+                (other.warp, other.place) not in awaited for other in e.signals() if other.place == each.place))
+        ]  # fmt: skip
+        if own and e.untouched(spot):
+            own = [each for each in own if each.warp == own[0].warp]
+            return {"who": e.who([own[0].warp]), "own": e.name(own[0].place), "at": e.lines(own), "other": e.name(spot)}
+    return None
+
+
+def _waits_elsewhere(e: Evidence) -> Fields | None:
+    """Two places of the program wait for one mbarrier, and nobody for another one, of which a phase is complete."""
+    if not e.facts.past.whole:
+        return None
+    awaited = {each.place for each in e.moments if each.operation in ("wait", "timeout")}
+    awaited |= {place for _, place in _at_barriers(e)}
+    for _, spot in _roots_without_arrival(e):
+        there = [each for each, place in _at_barriers(e) if place == spot]
+        sites = {e.line(wait.instruction): wait.warp for wait in e.facts.waits for each in there
+                 if wait.warp in _labels(each)}  # fmt: skip
+        sites |= {e.line(each.instruction): each.warp for each in e.did("wait", spot)}
+        for state in e.facts.past.barriers:
+            place = state.cta, state.offset
+            if place[0] != spot[0] or not state.phase or any(map(e.alike(place), awaited)):
+                continue
+            signals = [each for each in e.signals() if each.place == place]
+            others = [w for each in there for w in _labels(each) if w not in {signal.warp for signal in signals}]
+            if len(sites) > 1 and others:
+                return {"who": e.who(others), "at": " and ".join(at for at, warp in sites.items() if warp in others),
+                        "here": e.name(spot), "there": e.name(place), "signals": e.lines(signals)}  # fmt: skip
+    return None
+
+
+def _at_named_barriers(e: Evidence) -> Fields | None:
+    """No mbarrier is the root: warps wait for each other at named barriers."""
+    by_place: dict[str, list[str]] = {}
+    for wait in e.facts.waits:
+        if wait.kind == "bar":
+            by_place.setdefault(e.line(wait.instruction), []).append(wait.warp)
+    if len(by_place) < 2 or _roots(e):
+        return None
+    return {"waits": ", ".join(f"{e.who(warps)} at {place}" for place, warps in by_place.items())}
+
+
+def _not_advanced(e: Evidence) -> Fields | None:
+    """Who waits for a phase, signals the same stage, and waits for the same phase again."""
+    state, last = e.facts.barrier, e.last_wait()
+    spot = (state.cta, state.offset) if state is not None else last.place if last is not None else None
+    seen: dict[tuple[str, Spot, int], int] = {}
+    stages = e.stages(spot) if spot is not None else []
+    for now, each in enumerate(e.moments if len(stages) > 1 else ()):
+        if each.operation != "wait":
+            continue
+        key = each.warp, each.place, each.phase
+        own = [s for s in e.moments[seen.get(key, now) : now] if s.warp == each.warp and s.operation == "arrive"]
+        there = [s for s in own if e.alike(spot)(s.place) and s.place[1] in stages]
+        if there:
+            mine, signalled = e.stages(each.place), stages.index(there[0].place[1])
+            if len(mine) == len(stages) and mine.index(each.place[1]) == signalled:
+                return {"who": e.who([each.warp]), "here": e.name(each.place), "at": e.line(each.instruction),
+                        "other": e.name(there[0].place), "signal": e.line(there[0].instruction)}  # fmt: skip
+        seen[key] = now
     return None
 
 
@@ -130,10 +200,16 @@ def _first_parity(e: Evidence) -> Fields | None:
     acted = {each.warp for each in (*e.did("arrive"), *e.did("deliver"))}
     if any(not acted & set(_labels(each[0])) for each in waits if each not in first):
         return None
+    filling = {wait.warp for wait in e.facts.waits if wait.instruction is not None and _fills(e, wait.instruction)}
     empty = [each for each in first if any(word in e.name(each[1]).lower() for word in ("empty", "free"))]
-    named = empty or first
+    named = empty or [each for each in first if filling & set(_labels(each[0]))] or first
     lines = dict.fromkeys(f"{e.who(_labels(waiting))} for {e.name(spot)}" for waiting, spot in named)
     return {"who": " or ".join(lines)}
+
+
+def _fills(e: Evidence, wait: Located) -> bool:
+    """Whether bytes are announced behind a wait, and before the next one."""
+    return bool(e.behind(wait, lambda each: "expect_tx" in each.parts, lambda each: "try_wait" in each.parts))
 
 
 def _bytes_missing(e: Evidence) -> tuple[Waiting, Spot] | None:
@@ -146,19 +222,6 @@ def _nothing_comes(e: Evidence) -> Fields | None:
         return None
     announced, _, words = e.bytes_of(found[1], found[0].barrier.phase)
     return {"bytes": words} if announced else None
-
-
-def _copy_missing(e: Evidence) -> Fields | None:
-    found = _bytes_missing(e)
-    if found is None:
-        return None
-    (waiting, spot), stages = found, len(e.stages(found[1]))
-    empty = [(first, first + count) for cta, first, count in e.facts.past.unwritten if cta == spot[0]]
-    for array in e.arrays:
-        inside = any(first <= array.first and array.first + array.nbytes <= end for first, end in empty)
-        if inside and array.nbytes == waiting.barrier.tx * stages:
-            return {"bytes": e.bytes_of(spot, waiting.barrier.phase)[2], "array": array.name}
-    return None
 
 
 def _one_cta_brings(e: Evidence) -> Fields | None:
@@ -186,8 +249,15 @@ def _bytes_differ(e: Evidence) -> Fields | None:
     found = _bytes_missing(e)
     if found is None:
         return None
-    announced, came, words = e.bytes_of(found[1], found[0].barrier.phase)
-    return {"bytes": words, "came": f"{came:,}"} if announced else None
+    (waiting, spot), stages = found, len(e.stages(found[1]))
+    announced, came, words = e.bytes_of(spot, waiting.barrier.phase)
+    empty = [(first, first + count) for cta, first, count in e.facts.past.unwritten if cta == spot[0]]
+    names = [
+        array.name for array in e.arrays if array.nbytes == waiting.barrier.tx * stages
+        and any(first <= array.first and array.first + array.nbytes <= end for first, end in empty)
+    ]  # fmt: skip
+    hint = f" Nobody has written {names[0]}, of which a stage has as many bytes as are missing." if names else ""
+    return {"bytes": words, "came": f"{came:,}", "hint": hint} if announced else None
 
 
 def _arrivals_short(e: Evidence) -> tuple[Waiting, Spot, list[Moment], list[str]] | None:
@@ -222,9 +292,7 @@ def _count_too_high(e: Evidence) -> Fields | None:
 
 
 def _nobody_arrives(e: Evidence) -> Fields | None:
-    for waiting, spot in _roots(e):
-        if not waiting.barrier.pending or e.did("arrive", spot, waiting.barrier.phase):
-            continue
+    for waiting, spot in _roots_without_arrival(e):
         who = _should_signal(e, waiting, spot)
         if not who:  # who else has gone round once, and signalled nobody
             others = [each for each, place in _at_barriers(e) if place[1] != spot[1] and _was_here(e, each, place)]
@@ -252,6 +320,17 @@ def _arrives_again(e: Evidence) -> Fields | None:
     if found is None or not any(each.warp == e.warp for each in found[1]):
         return None
     return {"who": e.who([e.warp]), "here": e.name(found[0]), "at": e.lines(found[1])}
+
+
+def _arrives_where_it_waits(e: Evidence) -> Fields | None:
+    found = _this_phase(e) if e.warp else None
+    if found is None or not e.did("wait", found[0], warp=e.warp):
+        return None
+    signals = [each for each in e.signals() if each.place == found[0]]
+    if not signals or any(each.warp == e.warp for each in signals):
+        return None
+    return {"who": e.who([e.warp]), "here": e.name(found[0]), "at": e.line(e.at_fault), "signals": e.lines(signals),
+            "others": e.who(each.warp for each in signals)}  # fmt: skip
 
 
 def _announces_elsewhere(e: Evidence) -> Fields | None:
@@ -294,6 +373,20 @@ def _signals_other_stage(e: Evidence) -> Fields | None:
         return None
     return {"who": e.who([e.warp]), "waited": e.name(wait.place), "wait": e.line(wait.instruction),
             "here": e.name(spot), "at": e.line(here)}  # fmt: skip
+
+
+def _completed_from_elsewhere(e: Evidence) -> Fields | None:
+    """An arrival completes a phase to which warps of other CTAs than the mbarrier's have come alone."""
+    found = _this_phase(e)
+    if found is None or not e.warp or not e.several:
+        return None
+    spot, arrivals = found
+    who = [*(each.warp for each in arrivals), e.warp]
+    if any(name is None or name.cta == spot[0] for name in map(WarpName.of, who)):
+        return None
+    state = e.facts.barrier
+    return {"here": e.name(spot), "count": state.expected, "init": e.line(state.init), "who": e.who(who),
+            "at": e.line(e.at_fault)}  # fmt: skip
 
 
 def _count_too_low(e: Evidence) -> Fields | None:
@@ -347,78 +440,67 @@ BARRIERS: tuple[Cause, ...] = (
     # Hangs: resources first, then mbarriers.
     Cause(("hang",), _waits("setmaxnreg"), "", "registers"),
     Cause(("hang",), _waits("tcgen05.alloc"), "", "tensor-columns"),
-    Cause(("hang",), _signalled_own,
-          "{who} signals {own} at {at}, for which it waits itself, and nobody has signalled {other}: that arrival or "
-          "commit names the wrong mbarrier"),
-    Cause(("hang",), _signalled_elsewhere,
-          "{at} (of {who}) signals {there}, and not {here}, which is waited for: a tcgen05.commit needs the mask of "
-          "all CTAs that wait (tcgen05.commit(barrier, mask, cta_group)), an mbarrier_arrive the rank of the CTA that "
-          "does"),
-    Cause(("hang",), _multicast_elsewhere,
-          "{here} lacks {missing} bytes of the multicast at {at}: what {who} loads there reaches CTA {ctas} alone, so "
-          "mcast_mask has to have the bit of CTA {cta}, too", "transaction-bytes"),
-    Cause(("hang",), _first_parity,
-          "a producer's first wait on an empty ring has parity 1: the phase before the first one counts as complete. "
-          "Here everybody waits first, {who}", "first-parity"),
-    Cause(("hang",), _bytes_elsewhere,
-          "the bytes that {here} waits for have come to {there}, at {at}: a copy names the mbarrier of its own stage",
-          "transaction-bytes"),
-    Cause(("hang",), _copy_missing,
-          "a copy is missing: {bytes}. Nothing has written {array}, of which a stage has as many bytes as are missing: "
-          "is its copy issued, and does it name this mbarrier?", "transaction-bytes"),
-    Cause(("hang",), _nothing_comes,
-          "a copy is missing: {bytes}. Is one issued behind that, and does it name this mbarrier?",
-          "transaction-bytes"),
-    Cause(("hang",), _one_cta_brings,
-          "{bytes}: as much again has to come from CTA {cta} of the pair, whose copies signal the leader's mbarrier, "
-          "and "
-          "which has issued none", "transaction-bytes"),
-    Cause(("hang",), _bytes_differ,
-          "too much is announced: {bytes}. The number given to mbarrier_arrive_and_expect_tx (tx_count) is {came} if "
-          "these "
-          "copies are all of the stage; if not, one has not been issued", "transaction-bytes"),
-    Cause(("hang",), _some_do_not_arrive,
-          "an arrival is missing: at {here} there are arrivals of {who} ({at}), and none of {others}: let every one "
-          "arrive, or give mbarrier_init the number that does"),
-    Cause(("hang",), _count_too_high,
-          "the count of {here} is too high: mbarrier_init at {init} gives {count}, and {came} come in a phase, from "
-          "{who} "
-          "at {at}, all of whom have arrived"),
-    Cause(("hang",), _nobody_arrives,
-          "an arrival is missing: nobody has arrived in this phase at {here}, the mbarrier of the wait of {waits}. The "
-          "signal has to come from {who}: mbarrier_arrive behind the last access, or tcgen05.commit where MMAs read or "
-          "write the stage. Is it there, and does it name this mbarrier?"),
+    Cause(("hang",), _signalled_own, "{who} signals {own} at {at}, for which it waits itself, and nobody has signalled "
+          "{other}: that arrival or commit names the wrong mbarrier"),
+    Cause(("hang",), _waits_elsewhere, "the wait of {who} at {at} is for {here}, as that of others is, and nobody "
+          "waits for {there}, which is signalled at {signals}: that wait names the wrong mbarrier"),
+    Cause(("hang",), _signalled_elsewhere, "{at} (of {who}) signals {there}, and not {here}, which is waited for: a "
+          "tcgen05.commit needs the mask of all CTAs that wait (tcgen05.commit(barrier, mask, cta_group)), an "
+          "mbarrier_arrive the rank of the CTA that does"),
+    Cause(("hang",), _multicast_elsewhere, "{here} lacks {missing} bytes of the multicast at {at}: what {who} loads "
+          "there reaches CTA {ctas} alone, so mcast_mask has to have the bit of CTA {cta}, too", "transaction-bytes"),
+    Cause(("hang",), _first_parity, "a producer's first wait on an empty ring has parity 1: the phase before the first "
+          "one counts as complete. Here everybody waits first, {who}", "first-parity"),
+    Cause(("hang",), _at_named_barriers, "warps wait for each other at named barriers: {waits}. In front of one of "
+          "these waits somebody has not arrived at the barrier of the other one (barrier_arrive or barrier, with its "
+          "id and number of threads)"),
+    Cause(("hang",), _bytes_elsewhere, "the bytes that {here} waits for have come to {there}, at {at}: a copy names "
+          "the mbarrier of its own stage", "transaction-bytes"),
+    Cause(("hang",), _nothing_comes, "a copy is missing: {bytes}. Is one issued behind that, and does it name this "
+          "mbarrier?", "transaction-bytes"),
+    Cause(("hang",), _one_cta_brings, "{bytes}: as much again has to come from CTA {cta} of the pair, whose copies "
+          "signal the leader's mbarrier, and which has issued none", "transaction-bytes"),
+    Cause(("hang",), _bytes_differ, "too much is announced, or a copy is missing: {bytes}.{hint} If these copies are "
+          "all of the stage, mbarrier_arrive_and_expect_tx (tx_count) has to announce {came}; if not, another one has "
+          "to be issued, or has to name this mbarrier", "transaction-bytes"),
+    Cause(("hang",), _some_do_not_arrive, "an arrival is missing: at {here} there are arrivals of {who} ({at}), and "
+          "none of {others}: let every one arrive, or give mbarrier_init the number that does"),
+    Cause(("hang",), _count_too_high, "the count of {here} is too high: mbarrier_init at {init} gives {count}, and "
+          "{came} come in a phase, from {who} at {at}, all of whom have arrived"),
+    Cause(("hang",), _nobody_arrives, "an arrival is missing: nobody has arrived in this phase at {here}, the mbarrier "
+          "of the wait of {waits}. The signal has to come from {who}: mbarrier_arrive behind the last access, or "
+          "tcgen05.commit where MMAs read or write the stage. Is it there, and does it name this mbarrier?"),
     # Arrivals and phases: who comes again, who is not counted, whose stage it is.
-    Cause(("extra-arrivals",), _announces_elsewhere,
-          "{who} announces at {here}, and its copies signal {there}: of a pair of CTAs the leader alone announces the "
-          "bytes of both, so the arrive_and_expect_tx at {at} is for CTA 0 alone"),
-    Cause(("extra-arrivals",), _too_many_at_once,
-          "the count of {here} is too low: mbarrier_init at {init} gives {count}, and more threads of {who} arrive at "
-          "{at}: the number of all threads that arrive, or one of each warp arrives (elect_one)"),
-    Cause(("extra-arrivals",), _arrives_again,
-          "{who} has arrived at {here} in this phase already, at {at}: it has come round the ring without waiting for "
-          "the stage to be free. A producer waits for the stage's empty mbarrier before it announces bytes again"),
-    Cause(("extra-arrivals",), _others_arrived,
-          "{warp} arrives at {here} behind the arrivals of {who} ({at}), and mbarrier_init at {init} counts {count}: "
-          "count "
-          "all who arrive, or let one of them do it"),
-    Cause(("phase-overrun", "extra-arrivals"), _signals_other_stage,
-          "stages differ: {who} has waited for {waited} at {wait} and signals {here} at {at}: a stage is released at "
-          "the "
-          "empty mbarrier of the same index"),
-    Cause(("phase-overrun", "phase-missed", "phase-ambiguous"), _count_too_low,
-          "the count of {here} is too low: mbarrier_init at {init} gives {count}, and a phase is complete before all "
-          "have "
-          "arrived that do at {at}: {who}"),
-    Cause(("extra-bytes",), _copy_signals_again,
-          "the copy at {copy} by {who} has signalled {here} twice in this phase: it names the mbarrier of another "
-          "stage, "
-          "or its warp has come round the ring without waiting for the stage to be free"),
-    Cause(("extra-bytes",), _bytes_of_phase,
-          "too few bytes are announced for {here}: {announced} at {at}, and with the copy at {copy} {came} have come: "
-          "mbarrier_arrive_and_expect_tx takes the bytes of all copies of the phase, every operand and every CTA of a "
-          "multicast or a pair counted"),
-    Cause(("uninitialised-barrier",), _barrier_of_other_cta,
-          "CTA {cta} has not initialised its mbarriers yet: behind mbarrier_init and mbarrier_init_fence, "
-          "cluster_arrive_relaxed and cluster_wait, in place of sync_threads"),
+    Cause(("extra-arrivals", "phase-overrun", "phase-missed", "stage-in-use", "shared-race"), _not_advanced, "{who} "
+          "waits at {at} for a phase of {here} for which it has waited before, and has signalled {other} at {signal} "
+          "in between: the stage, or its parity, does not advance (state.advance())"),
+    Cause(("extra-arrivals",), _arrives_where_it_waits, "{who} arrives at {at} at {here}, for which it has waited "
+          "itself, and which {others} signals at {signals}: that arrival names the wrong mbarrier"),
+    Cause(("extra-arrivals",), _announces_elsewhere, "{who} announces at {here}, and its copies signal {there}: of a "
+          "pair of CTAs the leader alone announces the bytes of both, so the arrive_and_expect_tx at {at} is for CTA 0 "
+          "alone"),
+    Cause(("extra-arrivals",), _too_many_at_once, "the count of {here} is too low: mbarrier_init at {init} gives "
+          "{count}, and more threads of {who} arrive at {at}: the number of all threads that arrive, or one of each "
+          "warp arrives (elect_one)"),
+    Cause(("extra-arrivals",), _arrives_again, "{who} has arrived at {here} in this phase already, at {at}: it has "
+          "come round the ring without waiting for the stage to be free. A producer waits for the stage's empty "
+          "mbarrier before it announces bytes again"),
+    Cause(("extra-arrivals",), _others_arrived, "{warp} arrives at {here} behind the arrivals of {who} ({at}), and "
+          "mbarrier_init at {init} counts {count}: count all who arrive, or let one of them do it"),
+    Cause(("phase-overrun", "extra-arrivals"), _signals_other_stage, "stages differ: {who} has waited for {waited} at "
+          "{wait} and signals {here} at {at}: a stage is released at the empty mbarrier of the same index"),
+    Cause(("phase-overrun", "extra-arrivals"), _completed_from_elsewhere, "{who} alone complete a phase of {here}, at "
+          "{at}: the count {count} of mbarrier_init at {init} has to be the number of arrivals of all CTAs, that of "
+          "{here} counted, or these arrivals name the wrong CTA"),
+    Cause(("phase-overrun", "phase-missed", "phase-ambiguous"), _count_too_low, "the count of {here} is too low: "
+          "mbarrier_init at {init} gives {count}, and a phase is complete before all have arrived that do at {at}: "
+          "{who}"),
+    Cause(("extra-bytes",), _copy_signals_again, "the copy at {copy} by {who} has signalled {here} twice in this "
+          "phase: it names the mbarrier of another stage, or its warp has come round the ring without waiting for the "
+          "stage to be free"),
+    Cause(("extra-bytes",), _bytes_of_phase, "too few bytes are announced for {here}: {announced} at {at}, and with "
+          "the copy at {copy} {came} have come: mbarrier_arrive_and_expect_tx takes the bytes of all copies of the "
+          "phase, every operand and every CTA of a multicast or a pair counted"),
+    Cause(("uninitialised-barrier",), _barrier_of_other_cta, "CTA {cta} has not initialised its mbarriers yet: behind "
+          "mbarrier_init and mbarrier_init_fence, cluster_arrive_relaxed and cluster_wait, in place of sync_threads"),
 )  # fmt: skip

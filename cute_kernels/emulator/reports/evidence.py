@@ -109,20 +109,29 @@ class Evidence:
     def stages(self, spot: Spot) -> list[int]:
         """Offsets of the mbarriers of the same array and purpose: some arrays have full and empty ones."""
         state = self.state(spot)
-        name = self.title(state).rpartition("[")[0] if state is not None else ""
-        if not name:
+        key = self._purpose(state) if state is not None else ("",)
+        if not key[0]:
             return [spot[1]]
-        bytes_here = self._used_for_bytes(state)
-        return sorted(
-            each.offset for each in self.facts.past.barriers
-            if each.cta == spot[0] and self.title(each).rpartition("[")[0] == name and each.expected == state.expected
-            and len({bytes_here, self._used_for_bytes(each)} - {None}) < 2
-        )  # fmt: skip
+        bytes_here, waiters = self._uses(state)
+        found = []
+        for each in self.facts.past.barriers:
+            if each.cta == spot[0] and self._purpose(each) == key:
+                bytes_there, others = self._uses(each)
+                same = None in (bytes_here, bytes_there) or bytes_here == bytes_there
+                if same and (not waiters or not others or waiters & others):
+                    found.append(each.offset)
+        return sorted(found)
 
-    def _used_for_bytes(self, state: BarrierState) -> bool | None:
-        """Whether bytes were announced or came there; None where nothing has happened."""
-        done = {each.operation for each in self.signals() if each.place[1] == state.offset}
-        return bool(done - {"arrive"}) if done else None
+    def _purpose(self, state: BarrierState) -> tuple[str, int, str]:
+        """Array, count and line of initialisation: the same for all of a purpose."""
+        return self.title(state).rpartition("[")[0], state.expected, self.line(state.init)
+
+    def _uses(self, state: BarrierState) -> tuple[bool | None, set[str]]:
+        """Whether bytes were announced or came there (None: nothing has happened), and who waited for it."""
+        here = [each for each in self.moments if each.place[1] == state.offset]
+        done = {each.operation for each in here} - {"wait", "timeout"}
+        waiters = {each.warp for each in here if each.operation in ("wait", "timeout") and each.place[0] == state.cta}
+        return bool(done - {"arrive"}) if done else None, waiters
 
     def stage(self, spot: Spot) -> int:
         """Which of its array an mbarrier is."""

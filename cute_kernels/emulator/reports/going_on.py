@@ -47,9 +47,9 @@ class Suppression:
     def __str__(self) -> str:
         return ":".join(filter(None, (self.kind, self.file, str(self.line) if self.line else "")))
 
-    def matches(self, diagnostic: Diagnostic) -> bool:
-        """Whether a report is one of them."""
-        if diagnostic.kind != self.kind:
+    def matches(self, diagnostic: Diagnostic, found: str) -> bool:
+        """Whether a report is one of them; ``found``: its kind before a cause was looked for, which counts as well."""
+        if self.kind not in (diagnostic.kind, found):
             return False
         places = [diagnostic.place, *(place for each in diagnostic.related for place in each.places)]
         return not self.file or any(self._at(place) for place in places)
@@ -112,7 +112,8 @@ class GoingOn:
         key = tuple(_identity(error))
         if key in self._seen:  # asked often: a race shows at every access
             return True
-        suppression = next((each for each in self.suppressions if each.matches(diagnose(error))), None)
+        report = diagnose(error) if self.suppressions else None
+        suppression = next((each for each in self.suppressions if each.matches(report, error.kind)), None)
         if suppression is not None:
             self.suppressed[str(suppression)] += 1
         elif not self.keep_going:

@@ -28,336 +28,175 @@ class Kind:
 
 
 _RACES = (
-    Kind(
-        "proxy-fence",
-        "{later} {reads} {space} memory that was written through the generic proxy, with no fence.proxy.async in "
-        "between",
-        'each writing thread calls cute.arch.fence_proxy("async.shared", space="cta") between its last write and the '
-        "barrier before the {operation}; for global memory the fence is fence.proxy.async.global",
-        detector=True,
-    ),
-    Kind(
-        "proxy-reuse",
-        "{later} {reads} {space} memory that was accessed through the generic proxy, with no fence.proxy.async in "
-        "between",
-        'each reading thread calls cute.arch.fence_proxy("async.shared", space="cta") between its last access and the '
-        "arrival that releases the stage: an arrival alone waits for no load",
-        detector=True,
-    ),
-    Kind(
-        "unfinished-copy",
-        "{later} {reads} {space} memory that {earlier} may not have written yet",
-        "wait for the mbarrier that the copy signals, with its parity (0 in the ring's first turn); mbarrier_wait "
-        "repeats try_wait until the phase is complete, a single try_wait may time out",
-        detector=True,
-    ),
-    Kind(
-        "stage-in-use",
-        "{later} {reads} {space} memory that {earlier} may still be using",
-        "the producer waits, before it refills a stage, for the mbarrier on which every consumer (of each CTA that a "
-        "multicast fills) arrives after its last access to the stage; in the ring's first turn, which finds it empty, "
-        "the parity is 1",
-        detector=True,
-    ),
-    Kind(
-        "copy-in-flight",
-        "{later} {reads} {space} memory that {earlier} may still be writing",
-        "cp_async_wait_group(N) in the threads that copied, with N at most the number of groups that were committed "
-        "after the one that is read, and behind it a barrier of all who read: with a larger N the copy is still under "
-        "way, whatever barrier follows",
-        detector=True,
-    ),
-    Kind(
-        "source-in-use",
-        "{later} {reads} {space} memory that {earlier} may still be reading",
-        "the issuing thread waits for the operation (cp_async_bulk_wait_group(0, read=True) after its commit, "
-        "wgmma.wait_group, or the mbarrier of its tcgen05.commit), and a barrier after that lets the writers go on",
-        detector=True,
-    ),
-    Kind(
-        "lanes-race",
-        "{later} {reads} {space} memory that {earlier} by another lane of the same warp {read}, with no bar.warp.sync "
-        "in between",
-        "cute.arch.sync_warp() between the two: lanes of a warp do not run in lockstep",
-        detector=True,
-    ),
-    Kind(
-        "weak-order",
-        "{later} {reads} {space} memory that {earlier} {read}, and the synchronisation between them is relaxed, or of "
-        "too narrow a scope",
-        "arrive with .release and wait with .acquire, at scope .cluster between CTAs of a cluster and .gpu between "
-        "clusters",
-        detector=True,
-    ),
-    Kind(
-        "launch-overlap",
-        "{later} {reads} global memory that the launch before {read}, which may still be running",
-        "call cute.arch.griddepcontrol_wait() before the first access to what the launch before {read}, or launch "
-        "without use_pdl",
-        detector=True,
-    ),
-    Kind(
-        "shared-race",
-        "{later} {reads} shared memory that {earlier} {read}, and nothing orders the two",
-        "a barrier of both sides between the accesses: sync_threads, a named barrier that both take part in, or an "
-        "mbarrier on which the first arrives and the second waits",
-        detector=True,
-    ),
-    Kind(
-        "global-race",
-        "{later} {reads} global memory that {earlier} {read}, and nothing orders the two",
-        "let one side own the place, use atomics on both sides, or pass a flag: store or red with .release after the "
-        "first, load with .acquire before the second, at scope .gpu between clusters; a tensor map is changed after a "
-        "wait for the loads through it (their mbarriers) and for the stores (cp_async_bulk_wait_group)",
-        detector=True,
-    ),
-    Kind(
-        "streams",
-        "",
-        "order the streams: stream.wait_stream(other), an event that one records and the other waits for, or "
-        "synchronize(); a launch that names no stream is in the default stream, for which torch's other streams do not "
-        "wait",
-        detector=True,
-    ),
-    Kind(
-        "non-coherent-load",
-        "a non-coherent load reads global memory that {earlier} of the same kernel {read}",
-        "load by ld.global without .nc, and in the language without what promises that nobody writes (const "
-        "__restrict__, a read-only cache modifier)",
-        detector=True,
-    ),
-    Kind(
-        "tensor-race",
-        "{later} {reads} tensor memory that {earlier} {read}, and may not be complete",
-        "after tcgen05.mma: tcgen05.commit and a wait for its mbarrier; after tcgen05.ld and .st: tcgen05.wait::ld, "
-        "::st; then a barrier to hand over, with tcgen05.fence on both sides where that is relaxed",
-        detector=True,
-    ),
+    Kind("proxy-fence", "{later} {reads} {space} memory that was written through the generic proxy, with no "
+         "fence.proxy.async in between",
+         'each writing thread calls cute.arch.fence_proxy("async.shared", space="cta") between its last write and the '
+         "barrier before the {operation}; for global memory the fence is fence.proxy.async.global", detector=True),
+    Kind("proxy-reuse", "{later} {reads} {space} memory that was accessed through the generic proxy, with no "
+         "fence.proxy.async in between",
+         'each reading thread calls cute.arch.fence_proxy("async.shared", space="cta") between its last access and the '
+         "arrival that releases the stage: an arrival alone waits for no load", detector=True),
+    Kind("unfinished-copy", "{later} {reads} {space} memory that {earlier} may not have written yet",
+         "wait for the mbarrier that the copy signals, with its parity (0 in the ring's first turn); mbarrier_wait "
+         "repeats try_wait until the phase is complete, a single try_wait may time out", detector=True),
+    Kind("stage-in-use", "{later} {reads} {space} memory that {earlier} may still be using",
+         "the producer waits, before it refills a stage, for the mbarrier on which every consumer (of each CTA that a "
+         "multicast fills) arrives after its last access to the stage; in the ring's first turn, which finds it empty, "
+         "the parity is 1", detector=True),
+    Kind("copy-in-flight", "{later} {reads} {space} memory that {earlier} may still be writing",
+         "cp_async_wait_group(N) in the threads that copied, with N at most the number of groups that were committed "
+         "after the one that is read, and behind it a barrier of all who read: with a larger N the copy is still under "
+         "way, whatever barrier follows", detector=True),
+    Kind("source-in-use", "{later} {reads} {space} memory that {earlier} may still be reading",
+         "the issuing thread waits for the operation (cp_async_bulk_wait_group(0, read=True) after its commit, "
+         "wgmma.wait_group, or the mbarrier of its tcgen05.commit), and a barrier after that lets the writers go on",
+         detector=True),
+    Kind("lanes-race", "{later} {reads} {space} memory that {earlier} by another lane of the same warp {read}, with no "
+         "bar.warp.sync in between", "cute.arch.sync_warp() between the two: lanes of a warp do not run in lockstep",
+         detector=True),
+    Kind("weak-order", "{later} {reads} {space} memory that {earlier} {read}, and the synchronisation between them is "
+         "relaxed, or of too narrow a scope",
+         "arrive with .release and wait with .acquire, at scope .cluster between CTAs of a cluster and .gpu between "
+         "clusters", detector=True),
+    Kind("launch-overlap", "{later} {reads} global memory that the launch before {read}, which may still be running",
+         "call cute.arch.griddepcontrol_wait() before the first access to what the launch before {read}, or launch "
+         "without use_pdl", detector=True),
+    Kind("shared-race", "{later} {reads} shared memory that {earlier} {read}, and nothing orders the two",
+         "a barrier of both sides between the accesses: sync_threads, a named barrier that both take part in, or an "
+         "mbarrier on which the first arrives and the second waits; or one of the two is meant for another stage",
+         detector=True),
+    Kind("global-race", "{later} {reads} global memory that {earlier} {read}, and nothing orders the two",
+         "let one side own the place, use atomics on both sides, or pass a flag: store or red with .release after the "
+         "first, load with .acquire before the second, at scope .gpu between clusters; a tensor map is changed after a "
+         "wait for the loads through it (their mbarriers) and for the stores (cp_async_bulk_wait_group)",
+         detector=True),
+    Kind("streams", "",
+         "order the streams: stream.wait_stream(other), an event that one records and the other waits for, or "
+         "synchronize(); a launch that names no stream is in the default stream, for which torch's other streams do "
+         "not wait", detector=True),
+    Kind("non-coherent-load", "a non-coherent load reads global memory that {earlier} of the same kernel {read}",
+         "load by ld.global without .nc, and in the language without what promises that nobody writes (const "
+         "__restrict__, a read-only cache modifier)", detector=True),
+    Kind("tensor-race", "{later} {reads} tensor memory that {earlier} {read}, and may not be complete",
+         "after tcgen05.mma: tcgen05.commit and a wait for its mbarrier; after tcgen05.ld and .st: tcgen05.wait::ld, "
+         "::st; then a barrier to hand over, with tcgen05.fence on both sides where that is relaxed", detector=True),
     Kind("race", help="a barrier of both sides between the accesses", detector=True),
-)
+)  # fmt: skip
 
 _BARRIERS = (
-    Kind(
-        "extra-bytes",
-        "more bytes arrive at {barrier} than expect_tx announced for its phase",
-        "mbarrier_arrive_and_expect_tx takes the bytes of all copies of the phase: elements of the box times their "
-        "size, every operand and every CTA of a multicast counted; and one arrival per phase announces them",
-    ),
-    Kind(
-        "extra-arrivals",
-        "more arrivals at {barrier} than its phase expects",
-        "the count of mbarrier_init is the number of arrivals per phase: threads, if each arrives, or 1 per warp with "
-        "elect_one; arrive_and_expect_tx is an arrival too",
-    ),
-    Kind(
-        "phase-missed",
-        "a wait for {barrier} has missed its phase: two phases have completed since it began",
-        "the barrier completes too early, and too often: compare the count of its mbarrier_init with the number of "
-        "threads that arrive in each phase",
-    ),
-    Kind(
-        "phase-overrun",
-        "{barrier} may complete another phase before a warp has seen the one that it waits for",
-        "a phase and the next but one have the same parity: whoever arrives for the next phase must know that the wait "
-        "for this one is over, as a consumer's arrival at the empty barrier tells the producer",
-        detector=True,
-    ),
-    Kind(
-        "phase-ambiguous",
-        "a wait by parity for a phase of {barrier} may come before the phase before it is complete, and then passes at "
-        "once",
-        "a thread waits for the phases of a barrier one after the other, or another barrier tells it that the earlier "
-        "one is over",
-        detector=True,
-    ),
-    Kind(
-        "phase-at-exit",
-        "the kernel ends in the middle of a phase of {barrier}",
-        "some arrivals or bytes of the last phase are missing, or the last phase has been begun once too often: the "
-        "trips of the producer's and of the consumer's loop must be the same number",
-        detector=True,
-    ),
-    Kind(
-        "uninitialised-barrier",
-        "",
-        "one thread calls mbarrier_init before any other use, and a barrier follows; is it the right address?",
-    ),
-    Kind(
-        "barrier-init-order",
-        "{barrier} is used by a thread that nothing tells that it has been initialised",
-        "after mbarrier_init: mbarrier_init_fence(), and then sync_threads, or in a cluster cluster_arrive_relaxed and "
-        "cluster_wait",
-        detector=True,
-    ),
-    Kind(
-        "barrier-initialised-twice",
-        "mbarrier.init of {barrier}, which is live",
-        "one thread of the CTA initialises each barrier, once; mbarrier.inval before its memory becomes another one",
-    ),
-    Kind(
-        "barrier-init-lanes",
-        "several lanes initialise {barrier}, which is valid after the first",
-        "cute.arch.mbarrier_init is executed by every lane that reaches it: let one thread of the CTA do it",
-        detector=True,
-    ),
+    Kind("extra-bytes", "more bytes arrive at {barrier} than expect_tx announced for its phase",
+         "mbarrier_arrive_and_expect_tx takes the bytes of all copies of the phase: elements of the box times their "
+         "size, every operand and every CTA of a multicast counted; and one arrival per phase announces them"),
+    Kind("extra-arrivals", "more arrivals at {barrier} than its phase expects",
+         "the count of mbarrier_init is the number of arrivals per phase: threads, if each arrives, or 1 per warp with "
+         "elect_one; arrive_and_expect_tx is an arrival too"),
+    Kind("phase-missed", "a wait for {barrier} has missed its phase: two phases have completed since it began",
+         "the barrier completes too early, and too often: compare the count of its mbarrier_init with the number of "
+         "threads that arrive in each phase"),
+    Kind("phase-overrun", "{barrier} may complete another phase before a warp has seen the one that it waits for",
+         "a phase and the next but one have the same parity: whoever arrives for the next phase must know that the "
+         "wait for this one is over, as a consumer's arrival at the empty barrier tells the producer", detector=True),
+    Kind("phase-ambiguous", "a wait by parity for a phase of {barrier} may come before the phase before it is "
+         "complete, and then passes at once",
+         "a thread waits for the phases of a barrier one after the other, or another barrier tells it that the earlier "
+         "one is over", detector=True),
+    Kind("phase-at-exit", "the kernel ends in the middle of a phase of {barrier}",
+         "some arrivals or bytes of the last phase are missing, or the last phase has been begun once too often: the "
+         "trips of the producer's and of the consumer's loop must be the same number", detector=True),
+    Kind("uninitialised-barrier", "",
+         "one thread calls mbarrier_init before any other use, and a barrier follows; is it the right address?"),
+    Kind("barrier-init-order", "{barrier} is used by a thread that nothing tells that it has been initialised",
+         "after mbarrier_init: mbarrier_init_fence(), and then sync_threads, or in a cluster cluster_arrive_relaxed "
+         "and cluster_wait", detector=True),
+    Kind("barrier-initialised-twice", "mbarrier.init of {barrier}, which is live",
+         "one thread of the CTA initialises each barrier, once; mbarrier.inval before its memory becomes another one"),
+    Kind("barrier-init-lanes", "several lanes initialise {barrier}, which is valid after the first",
+         "cute.arch.mbarrier_init is executed by every lane that reaches it: let one thread of the CTA do it",
+         detector=True),
     Kind("barrier-count", "", "counts are 1 to 2^20 - 1: arrivals of a phase, and bytes of a phase"),
-    Kind(
-        "barrier-threads",
-        "",
-        "all warps that take part in a named barrier give the same number of threads, a multiple of 32, arriving ones "
-        "and waiting ones together",
-    ),
+    Kind("barrier-threads", "",
+         "all warps that take part in a named barrier give the same number of threads, a multiple of 32, arriving ones "
+         "and waiting ones together"),
     Kind("cluster-barrier", "", "cluster_arrive and cluster_wait alternate in every thread of the cluster"),
-    Kind(
-        "divergence",
-        "",
-        "the instruction is executed by all lanes that its mask names, together: move it out of the branch, or call "
-        "cute.arch.sync_warp() before it",
-    ),
+    Kind("divergence", "",
+         "the instruction is executed by all lanes that its mask names, together: move it out of the branch, or call "
+         "cute.arch.sync_warp() before it"),
     Kind("barrier-misuse"),
-)
+)  # fmt: skip
 
 _ACCESSES = (
-    Kind(
-        "out-of-bounds",
-        "",
-        "compare the index with the shape of the tensor: tiles at the border need a predicate, and strides count "
-        "elements, not bytes",
-    ),
-    Kind(
-        "freed-memory",
-        "",
-        "keep a reference to the tensor until its last launch is over: a kernel's arguments and a CUDA graph hold "
-        "addresses, and keep no tensor alive; what is made inside of a graph lives in the graph's pool, until the "
-        "graph "
-        "or the tensor is gone",
-    ),
-    Kind(
-        "offset-overflow",
-        "",
-        "a 32-bit offset overflowed: it is right but for a multiple of 2^32 bytes. Compute the offset in 64 bits: "
-        "cutlass.Int64 coordinates (CuTe DSL multiplies an Int32 coordinate by a static stride in 32 bits)",
-    ),
-    Kind(
-        "read-only",
-        "",
-        "the memory is a constant of the module, or was passed to be read only",
-    ),
-    Kind(
-        "misaligned",
-        "",
-        "an access of n bytes needs an address that is a multiple of n: assumed_align of from_dlpack and the alignment "
-        "of alloc_smem are promises, and vector copies need the whole width",
-    ),
-    Kind(
-        "uninitialised-read",
-        "",
-        "nobody has written these bytes yet: a wait or a barrier is missing, or a copy has not been issued, has "
-        "another "
-        "size or another stage, or a border of the tile is never filled",
-        detector=True,
-    ),
-    Kind(
-        "barrier-memory",
-        "",
-        "an mbarrier is accessed by mbarrier instructions alone: buffer and barrier overlap, or an index is beyond the "
-        "buffer's end",
-        detector=True,
-    ),
-    Kind(
-        "exit-in-use",
-        "",
-        "before a CTA exits it waits for all that accesses its shared memory: cp_async_bulk_wait_group(0, read=True) "
-        "by the thread that stored, and in a cluster a cluster barrier, or the mbarriers that others signal",
-        detector=True,
-    ),
-    Kind(
-        "cta-not-begun",
-        "",
-        "in a cluster no CTA may access another one's shared memory before that one has begun: cluster_arrive_relaxed "
-        "and cluster_wait at the start",
-        detector=True,
-    ),
-    Kind(
-        "other-cta",
-        "",
-        "an address from mapa is one of .shared::cluster, and goes with instructions of this form alone: .shared and "
-        ".shared::cta are the CTA's own memory",
-        detector=True,
-    ),
-    Kind(
-        "exited-cta",
-        "",
-        "in a cluster no CTA may exit while another one accesses its shared memory: cluster_arrive and cluster_wait "
-        "at the end",
-    ),
-    Kind(
-        "tensor-memory-leak",
-        "",
-        "the warp that called tcgen05.alloc calls tcgen05.dealloc, after a barrier behind the last access",
-        detector=True,
-    ),
-    Kind(
-        "tensor-memory-place",
-        "",
-        "a warp accesses the 32 lanes 32 * (warp index % 4) and up, and columns that are allocated",
-    ),
-    Kind(
-        "register-in-flight",
-        "",
-        "wgmma.fence before the first wgmma, and wgmma.wait_group before a register of one is used; tcgen05.wait::ld "
-        "before a register of tcgen05.ld is",
-    ),
+    Kind("out-of-bounds", "",
+         "compare the index with the shape of the tensor: tiles at the border need a predicate, and strides count "
+         "elements, not bytes"),
+    Kind("freed-memory", "",
+         "keep a reference to the tensor until its last launch is over: a kernel's arguments and a CUDA graph hold "
+         "addresses, and keep no tensor alive; what is made inside of a graph lives in the graph's pool, until the "
+         "graph or the tensor is gone"),
+    Kind("offset-overflow", "",
+         "a 32-bit offset overflowed: it is right but for a multiple of 2^32 bytes. Compute the offset in 64 bits: "
+         "cutlass.Int64 coordinates (CuTe DSL multiplies an Int32 coordinate by a static stride in 32 bits)"),
+    Kind("read-only", "", "the memory is a constant of the module, or was passed to be read only"),
+    Kind("misaligned", "",
+         "an access of n bytes needs an address that is a multiple of n: assumed_align of from_dlpack and the "
+         "alignment of alloc_smem are promises, and vector copies need the whole width"),
+    Kind("uninitialised-read", "",
+         "nobody has written these bytes yet: a wait or a barrier is missing, or a copy has not been issued, has "
+         "another size or another stage, or a border of the tile is never filled", detector=True),
+    Kind("barrier-memory", "",
+         "an mbarrier is accessed by mbarrier instructions alone: buffer and barrier overlap, or an index is beyond "
+         "the buffer's end", detector=True),
+    Kind("exit-in-use", "",
+         "before a CTA exits it waits for all that accesses its shared memory: cp_async_bulk_wait_group(0, read=True) "
+         "by the thread that stored, and in a cluster a cluster barrier, or the mbarriers that others signal",
+         detector=True),
+    Kind("cta-not-begun", "",
+         "in a cluster no CTA may access another one's shared memory before that one has begun: cluster_arrive_relaxed "
+         "and cluster_wait at the start", detector=True),
+    Kind("other-cta", "",
+         "an address from mapa is one of .shared::cluster, and goes with instructions of this form alone: .shared and "
+         ".shared::cta are the CTA's own memory", detector=True),
+    Kind("exited-cta", "",
+         "in a cluster no CTA may exit while another one accesses its shared memory: cluster_arrive and cluster_wait "
+         "at the end"),
+    Kind("tensor-memory-leak", "",
+         "the warp that called tcgen05.alloc calls tcgen05.dealloc, after a barrier behind the last access",
+         detector=True),
+    Kind("tensor-memory-place", "",
+         "a warp accesses the 32 lanes 32 * (warp index % 4) and up, and columns that are allocated"),
+    Kind("register-in-flight", "",
+         "wgmma.fence before the first wgmma, and wgmma.wait_group before a register of one is used; tcgen05.wait::ld "
+         "before a register of tcgen05.ld is"),
     Kind("illegal-access"),
-)
+)  # fmt: skip
 
 _OTHERS = (
-    Kind(
-        "hang",
-        "",
-        "a barrier that nobody completes: an arrival is missing, its count is too high, or a wait has the wrong parity "
-        "(a consumer's first wait on a full barrier has parity 0, a producer's first wait on an empty ring parity 1)",
-    ),
-    Kind(
-        "transaction-bytes",
-        "",
-        "the bytes that expect_tx announces and those that copies bring differ: tx_count, or the number given to "
-        "mbarrier_arrive_and_expect_tx, is the bytes of all copies of a phase, elements of the box times their size; "
-        "and every copy names the barrier of its stage",
-    ),
-    Kind(
-        "first-parity",
-        "",
-        "a producer's first wait on an empty ring has parity 1: the phase before the first one counts as complete",
-    ),
-    Kind(
-        "registers",
-        "",
-        "the warps of a CTA cannot have so many registers together: 32 times the counts of all its warps are at most "
-        "what it begins with, and setmaxnreg.inc waits until warps of others have executed setmaxnreg.dec",
-    ),
-    Kind(
-        "tensor-columns",
-        "",
-        "tcgen05.alloc waits until the columns are free: a multiprocessor has 512, for all CTAs on it together. What "
-        "holds them is deallocated after what waits for them, or never",
-    ),
+    Kind("hang", "",
+         "a barrier that nobody completes: an arrival is missing, its count is too high, or a wait has the wrong "
+         "parity (a consumer's first wait on a full barrier has parity 0, a producer's first wait on an empty ring "
+         "parity 1)"),
+    Kind("transaction-bytes", "",
+         "the bytes that expect_tx announces and those that copies bring differ: tx_count, or the number given to "
+         "mbarrier_arrive_and_expect_tx, is the bytes of all copies of a phase, elements of the box times their size; "
+         "and every copy names the barrier of its stage"),
+    Kind("first-parity", "",
+         "a producer's first wait on an empty ring has parity 1: the phase before the first one counts as complete"),
+    Kind("registers", "",
+         "the warps of a CTA cannot have so many registers together: 32 times the counts of all its warps are at most "
+         "what it begins with, and setmaxnreg.inc waits until warps of others have executed setmaxnreg.dec"),
+    Kind("tensor-columns", "",
+         "tcgen05.alloc waits until the columns are free: a multiprocessor has 512, for all CTAs on it together. What "
+         "holds them is deallocated after what waits for them, or never"),
     Kind("livelock", "", "a loop that polls: what it waits for never happens, or is read once before the loop"),
-    Kind(
-        "limit",
-        "",
-        "if the kernel needs so long: --max-warp-instructions, --max-idle-blocks; else it waits for what nobody does",
-    ),
+    Kind("limit", "",
+         "if the kernel needs so long: --max-warp-instructions, --max-idle-blocks; else it waits for what nobody "
+         "does"),
     Kind("trap", "", "the kernel's own check failed: its condition is on the source line"),
     Kind("unsupported", "", "docs/emulator/contract.md lists what is implemented, and what is refused"),
-    Kind("different-result", "", "a result may depend on the order of atomic additions; if both are right: "
-         "--results-may-differ"),
-    Kind(
-        "surviving-mutant",
-        "",
-        "synchronisation that nothing needs, or a case that the program's launches do not exercise, or something that "
-        "the emulator cannot see (docs/emulator/contract.md)",
-    ),
+    Kind("different-result", "",
+         "a result may depend on the order of atomic additions; if both are right: --results-may-differ"),
+    Kind("surviving-mutant", "",
+         "synchronisation that nothing needs, or a case that the program's launches do not exercise, or something that "
+         "the emulator cannot see (docs/emulator/contract.md)"),
     Kind("fault"),
 )  # fmt: skip
 

@@ -23,7 +23,6 @@ from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import as_floats
 from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases, finish, multipliers
-from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import this_cluster
@@ -39,7 +38,8 @@ from cute_kernels.kernels.sm100.cta_pair import (
 )
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.kernels.tma import Tma, WarpStaging, load_operation, shared_tensor, warp_staging
-from cute_kernels.plan import LANES, Sm100GemmPlan
+from cute_kernels.plan.base import LANES
+from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
 
 # --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------
 
@@ -139,7 +139,7 @@ class Sm100GemmKernel(GemmHost):
     plan: Sm100GemmPlan
 
     def __init__(self, plan: Sm100GemmPlan) -> None:
-        super().__init__(plan, sm100_graph(plan))
+        super().__init__(plan)
         self.tile_mnk = (plan.mma_m, plan.config.tile_n, plan.tile_k)
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:

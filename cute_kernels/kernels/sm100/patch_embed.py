@@ -16,11 +16,9 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels import dsl
-from cute_kernels.config import WEIGHT_TYPES
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
-from cute_kernels.kernels.graph import sm100_graph
-from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands
+from cute_kernels.kernels.host import RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
 from cute_kernels.kernels.pipes import NO_STAMPS, Stamps, make_stamps, stamp_waits, this_cluster
 from cute_kernels.kernels.sm100.cta_pair import (
@@ -47,9 +45,8 @@ from cute_kernels.kernels.tma import (
     store_tma,
     warp_staging,
 )
-from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100PatchEmbedPlan
-from cute_kernels.plan.base import Phase
-from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES
+from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
+from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES, Sm100PatchEmbedPlan
 
 # --- which rows of the output a tile, a CTA and a warp have: consecutive ones, or images at positions ----------------
 
@@ -605,12 +602,6 @@ class Sm100PatchEmbedKernel(RowsHost):
     """Host entry and kernel for one plan: one compiled kernel serves all sizes."""
 
     plan: Sm100PatchEmbedPlan
-
-    def __init__(self, plan: Sm100PatchEmbedPlan) -> None:
-        super().__init__(plan, sm100_graph(plan))
-        self.element = ELEMENT_TYPES[plan.problem.in_dtype]
-        self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
-        self.accumulator = Int32 if plan.sums_integers else Float32
 
     def arguments(self, operands: RowsOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands

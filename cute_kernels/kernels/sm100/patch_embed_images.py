@@ -16,7 +16,6 @@ from cutlass import Float32, Int32
 
 from cute_kernels import dsl
 from cute_kernels.kernels.epilogue import scale_add
-from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, Operands
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
@@ -36,8 +35,9 @@ from cute_kernels.kernels.strips import (
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import MMA_STEPS
-from cute_kernels.plan import LANES, Sm100ImagesPlan
+from cute_kernels.plan.base import LANES
 from cute_kernels.plan.images import STRIP_PATCH
+from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
 from cute_kernels.plan.images_strips import BLOCK_FEATURES
 from cute_kernels.plan.tiles import CORE_COLUMNS
 
@@ -160,9 +160,6 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 
     plan: Sm100ImagesPlan
-
-    def __init__(self, plan: Sm100ImagesPlan) -> None:
-        super().__init__(plan, sm100_transposed_graph(plan))
 
     def arguments(self, o: Operands, weight: cute.Tensor, grid: tuple[Int32, Int32]) -> StripsArguments:
         plan = self.plan

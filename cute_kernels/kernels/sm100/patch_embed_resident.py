@@ -17,7 +17,6 @@ from cutlass import Float32, Int32
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
-from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
 from cute_kernels.kernels.load import Operand, RowsLoad, tma_operand
 from cute_kernels.kernels.pipes import Pipe
@@ -25,7 +24,8 @@ from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
 from cute_kernels.kernels.sm100.transposed import MATRICES, TransposedEpilogue, TransposedKernel, transposed_layout
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
 from cute_kernels.kernels.tma import MMA_STEPS, Tma, k_major, load_tma, shared_tensor, swizzled
-from cute_kernels.plan import LANES, Sm100ResidentPlan
+from cute_kernels.plan.base import LANES
+from cute_kernels.plan.patch_embed_resident import Sm100ResidentPlan
 
 # --- rows of ``x`` as the N operand of tcgen05.mma: how TMA fills a stage, and how MMAs read it ----------------------
 
@@ -203,9 +203,6 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
     """Host entry and kernel for one plan. Blocks of K are compiled in."""
 
     plan: Sm100ResidentPlan
-
-    def __init__(self, plan: Sm100ResidentPlan) -> None:
-        super().__init__(plan, sm100_transposed_graph(plan))
 
     def arguments(self, operands: RowsOperands) -> TransposedArguments:
         plan, o = self.plan, operands

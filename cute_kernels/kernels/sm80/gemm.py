@@ -11,7 +11,7 @@ from cutlass import Int32, Int64
 
 from cute_kernels import dsl
 from cute_kernels.kernels.gemm import Addends, bias_view, biases, finish, gemm_addends, multipliers, row_pitch
-from cute_kernels.kernels.host import ELEMENT_TYPES, Operands
+from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
 from cute_kernels.kernels.sm80.epilogue import (
     lane_blocks,
     lane_column,
@@ -26,8 +26,8 @@ from cute_kernels.kernels.sm80.instructions import any_of_cta, count_arrival
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.plan import Sm80GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.gemm_sm80 import Sm80GemmPlan
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,10 @@ class GemmTiles:
                     store_vector(self.out, place, rounded)
 
 
-class Sm80GemmKernel:
+class Sm80GemmKernel(Host):
     """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
 
-    def __init__(self, plan: Sm80GemmPlan) -> None:
-        self.plan = plan
+    plan: Sm80GemmPlan
 
     @cute.jit
     def __call__(self, o: Operands, stream: Any) -> None:

@@ -12,7 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round, scales_of
-from cute_kernels.kernels.host import Operands
+from cute_kernels.kernels.host import Host, Operands
 from cute_kernels.kernels.sm80.epilogue import (
     ROWS_AHEAD,
     lane_blocks,
@@ -28,8 +28,8 @@ from cute_kernels.kernels.sm80.epilogue import (
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.tiles import TableRows, index_view
-from cute_kernels.plan import Sm80PatchEmbedPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.patch_embed_sm80 import Sm80PatchEmbedPlan
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,10 @@ class RowsTiles:
         return own
 
 
-class Sm80PatchEmbedKernel:
+class Sm80PatchEmbedKernel(Host):
     """Host entry and kernel for one plan. Sizes are launch arguments."""
 
-    def __init__(self, plan: Sm80PatchEmbedPlan) -> None:
-        self.plan = plan
+    plan: Sm80PatchEmbedPlan
 
     @cute.jit
     def __call__(self, o: Operands, stream: Any) -> None:

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Int64
 from cute_kernels import dsl
 from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.gemm import finish
-from cute_kernels.kernels.host import ELEMENT_TYPES, Operands
+from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
 from cute_kernels.kernels.sm80.epilogue import (
     LANES_ALONG,
     ROWS_AHEAD,
@@ -29,7 +29,7 @@ from cute_kernels.kernels.sm80.instructions import cp_async_16
 from cute_kernels.kernels.sm80.load import Load, rows_load, shared_base, team_thread
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.sm80.patch_load import Grid, grid_of, patch_load
-from cute_kernels.plan import Sm80ImagesPlan
+from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,10 @@ class ImagesTiles:
         return values
 
 
-class Sm80ImagesKernel:
+class Sm80ImagesKernel(Host):
     """Host entry and kernel for one plan. Batch, sizes of the images and features are launch arguments."""
 
-    def __init__(self, plan: Sm80ImagesPlan) -> None:
-        self.plan = plan
+    plan: Sm80ImagesPlan
 
     @cute.jit
     def __call__(self, o: Operands, stream: Any) -> None:

@@ -10,8 +10,8 @@ from cutlass import Int32, Int64
 
 from cute_kernels.kernels.sm80.instructions import cp_async_16
 from cute_kernels.kernels.sm80.load import Chore, key_of_row, team_thread
-from cute_kernels.plan import Sm80ImagesPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 
 
 @dataclass(frozen=True)

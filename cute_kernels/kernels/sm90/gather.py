@@ -14,7 +14,6 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
-from cute_kernels.kernels.graph import sm90_gather_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, Operands
 from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import (
@@ -222,7 +221,7 @@ class Sm90GatherKernel(ImagesHost):
     plan: Sm90GatherPlan
 
     def __init__(self, plan: Sm90GatherPlan) -> None:
-        super().__init__(plan, sm90_gather_graph(plan))
+        super().__init__(plan)
         self.dtype, self.out_dtype = (ELEMENT_TYPES[name] for name in (plan.problem.in_dtype, plan.problem.out_dtype))
 
     def arguments(self, o: Operands, weight: cute.Tensor, grid: tuple[Int32, Int32]) -> DeviceArguments:

@@ -20,7 +20,6 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
 from cute_kernels.kernels.gemm import DeviceArguments, GemmHost
-from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
 from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, this_cluster, warp_and_rank
@@ -37,7 +36,7 @@ from cute_kernels.kernels.tma import (
     staging_layout,
     warp_staging,
 )
-from cute_kernels.plan import Sm90GemmPlan
+from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
 
 # --- WGMMA on TF32 operands, which CuTe DSL 4.8 has no operation for -------------------------------------------------
 
@@ -71,7 +70,7 @@ class Sm90GemmKernel(GemmHost):
     plan: Sm90GemmPlan
 
     def __init__(self, plan: Sm90GemmPlan) -> None:
-        super().__init__(plan, sm90_gemm_graph(plan))
+        super().__init__(plan)
         if plan.config.transposed:
             self.dtype, self.b_dtype = self.b_dtype, self.dtype
 

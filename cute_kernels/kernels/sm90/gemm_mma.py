@@ -21,8 +21,8 @@ from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.pipes import Pipe, PipelineState, Sm90Pipe
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.kernels.tma import MMA_STEPS, WarpStaging, fetch
-from cute_kernels.plan import Sm90GemmPlan
 from cute_kernels.plan.base import Phase
+from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
 from cute_kernels.plan.shared_operands import WARP_ROWS, WgmmaPair
 
 # --- adding up the slices of a tile that the CTAs of a cluster share along K, through distributed shared memory ------

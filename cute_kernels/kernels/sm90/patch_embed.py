@@ -19,11 +19,9 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
-from cute_kernels.config import WEIGHT_TYPES
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
-from cute_kernels.kernels.graph import sm90_graph
-from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
+from cute_kernels.kernels.host import RowsHost, RowsOperands, TransposedArguments, transposed_arguments
 from cute_kernels.kernels.load import RowsLoad, tma_operand
 from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, make_stamps, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.transposed import (
@@ -35,7 +33,7 @@ from cute_kernels.kernels.sm90.transposed import (
 )
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
 from cute_kernels.kernels.tma import all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
-from cute_kernels.plan import Sm90PatchEmbedPlan
+from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 
 # --- epilogue of a consumer warpgroup: accumulators -> scale, bias + position, BF16 -> staging -> TMA store ----------
 
@@ -251,12 +249,6 @@ class Sm90PatchEmbedKernel(RowsHost):
     """Host entry and kernel for one plan. A resident K is compiled in."""
 
     plan: Sm90PatchEmbedPlan
-
-    def __init__(self, plan: Sm90PatchEmbedPlan) -> None:
-        super().__init__(plan, sm90_graph(plan))
-        self.element = ELEMENT_TYPES[plan.problem.in_dtype]
-        self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
-        self.accumulator = Int32 if plan.sums_integers else Float32
 
     def arguments(self, operands: RowsOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands

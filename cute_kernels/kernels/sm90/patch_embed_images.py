@@ -21,7 +21,6 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import scale_add
-from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ImagesHost, Operands
 from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import (
@@ -310,9 +309,6 @@ class Sm90ImagesKernel(ImagesHost):
     """Host entry and kernel for one plan."""
 
     plan: Sm90ImagesPlan
-
-    def __init__(self, plan: Sm90ImagesPlan) -> None:
-        super().__init__(plan, sm90_graph(plan))
 
     def arguments(self, o: Operands, weight: cute.Tensor, grid: tuple[Int32, Int32]) -> DeviceArguments:
         plan = self.plan

@@ -18,8 +18,7 @@ from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types, tensor_of
 from cute_kernels.kernels.pipes import PipelineState, Sm90Pipe, Stamps
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import MMA_STEPS, StagingBuffer, Tma, staging_buffer
-from cute_kernels.plan import VECTOR_BYTES
-from cute_kernels.plan.base import Phase
+from cute_kernels.plan.base import VECTOR_BYTES, Phase
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 

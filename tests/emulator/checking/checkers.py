@@ -1,4 +1,4 @@
-"""``python -m tests.emulator.checking.checkers``: three checkers judge the same faults, docs/emulator/checkers.md.
+"""``python -m tests.emulator.checking.checkers``: three checkers judge the same faults, docs/emulator/evidence.md.
 
 The kernel is tests/emulator/checking/task_scheduling_program.py. Task Scheduling judges its schedule, before anything
 is compiled; sentryward the PTX; the emulator a run of it. Needs sentryward
@@ -20,7 +20,7 @@ from cute_kernels.emulator.programs.recorded import RecordedLaunch, Recorder
 from tests.emulator.checking.mutation.sentryward import input_of_launch, verify
 
 PROGRAM = Path(__file__).with_name("task_scheduling_program.py")
-PAGE = Path(__file__).parents[3] / "docs" / "emulator" / "checkers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "emulator" / "evidence.md"
 BEGIN, END = "<!-- checkers: written by `python -m tests.emulator.checking.checkers` -->\n", "<!-- end -->"
 _LONGEST = 72  # characters of a message
 FAULTS = (

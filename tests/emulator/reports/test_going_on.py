@@ -11,7 +11,7 @@ from cute_kernels.commands import cli
 from cute_kernels.emulator.reports import going_on
 from cute_kernels.emulator.reports.kinds import KINDS
 from tests.emulator.checking.planted import EXAMPLE, FAULTS
-from tests.emulator.reports import report_files
+from tests.emulator.reports import planted_causes, report_files
 
 _ALL = ["proxy-fence", "source-in-use", "exit-in-use"]
 
@@ -65,6 +65,17 @@ def test_what_is_suppressed_is_no_fault(program: str, capsys: pytest.CaptureFixt
     # Of another line: what is not left out stops the launch, as ever.
     assert run("emulate", *options, "--suppress", f"proxy-fence:program.py:{written + 1}", program) == 3
     assert capsys.readouterr().err.startswith("error[proxy-fence]")
+
+
+def test_the_kind_that_a_report_has_without_its_cause_suppresses_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fault = planted_causes.FAULTS["gemm_sm90: wgmma reads another stage of a"]
+    assert fault.kind == "unfinished-copy"
+    Path("program.py").write_text(fault.source)
+    run("emulate", "--suppress", "shared-race", "--report", "report.json", "program.py")
+    report = report_files.validated(Path("report.json"))
+    assert list(report["suppressed"]) == ["shared-race"]
+    assert not {"shared-race", "unfinished-copy"} & {each["kind"] for each in report["diagnostics"]}
 
 
 def test_check_goes_on_too(program: str, capsys: pytest.CaptureFixture[str]) -> None:

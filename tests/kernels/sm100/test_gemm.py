@@ -17,8 +17,7 @@ from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRa
 from cute_kernels.kernels.sm100.cta_pair import ClusterPlace
 from cute_kernels.operations import reference
 from cute_kernels.operations.compile import Artifact, compile_plan, compile_uncached
-from cute_kernels.plan import Sm100GemmPlan
-from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
+from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE, Sm100GemmPlan
 from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import columns, make_gemm_case

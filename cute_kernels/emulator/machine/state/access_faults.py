@@ -33,7 +33,7 @@ def fault(
     what: int, fault: ctypes.Structure, memory: ClusterMemory, gmem: GlobalMemory, warp: WarpState | None
 ) -> EmulatorError:
     """A `Fault` of the core, in words: of a warp, or (None) of asynchronous work."""
-    name, nbytes, write = _NAMES[what], fault.given, bool(fault.operation & _WRITE)
+    name, nbytes, write = _NAMES[what], fault.amount, bool(fault.operation & _WRITE)
     together, space = bool(fault.operation & _TOGETHER), _SPACES[fault.operation & _SPACE]
     address = fault.address & _WORD if together else fault.address
     if name == "MISALIGNED":
@@ -55,7 +55,7 @@ def fault(
     if space == "param":
         return outside_parameters(address, nbytes, len(warp.cluster.params))
     if space == "local":
-        return _outside_local(warp, address, nbytes, fault.place)
+        return _outside_local(warp, address, nbytes, fault.lanes)
     if space == "global":
         return gmem.refusal(address, nbytes, write)
     if name == "NO_CTA":

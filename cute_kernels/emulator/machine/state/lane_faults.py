@@ -21,17 +21,17 @@ FAULTS = {CONSTANTS[name] for name in ("LANES_DIFFER", "MASKS_DIFFER", "WRONG_ME
 
 def fault(what: int, fault: ctypes.Structure, warp: WarpState) -> EmulatorError:
     """A `Fault` of the core, in words."""
-    given, lanes = fault.given, fault.place
+    lanes = fault.lanes
     if what == CONSTANTS["WRONG_LANES"]:
         return _part_of_a_warp(warp, lanes)
     if what == CONSTANTS["WRONG_MEMBERS"]:
-        return wrong_members(warp, lanes, given, _name(warp))
-    bits = given if what == CONSTANTS["LANES_DIFFER"] else 32
-    operands = (getattr(ctypes, f"c_uint{bits}") * 32).from_address(fault.address)
-    executing = [operands[lane] for lane in range(32) if fault.operation >> lane & 1]
+        return wrong_members(warp, lanes, fault.members, _name(warp))
+    bits = fault.bits or 32
+    operands = (getattr(ctypes, f"c_uint{bits}") * 32).from_address(fault.operands)
+    executing = [operands[lane] for lane in range(32) if fault.executing >> lane & 1]
     if what == CONSTANTS["LANES_DIFFER"]:
         return BarrierMisuse(f"an operand that must be the same in all lanes is {sorted(set(executing))}")
-    return masks_differ(lanes, given, dict.fromkeys(executing))
+    return masks_differ(lanes, fault.members, dict.fromkeys(executing))
 
 
 def _name(warp: WarpState) -> str:

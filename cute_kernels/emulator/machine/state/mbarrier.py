@@ -201,7 +201,7 @@ class MBarriers:
     def fault(self, what: int) -> EmulatorError:
         """The fault that the core has come upon, in words."""
         fault = self.tables.fault
-        address, given, operation = fault.address, fault.given, OPERATIONS[fault.operation]
+        address, amount, operation = fault.address, fault.amount, OPERATIONS[fault.operation]
         if what == CONSTANTS["NOT_LIVE"]:
             return self._not_live(operation, address)
         if what == CONSTANTS["EXITED"]:
@@ -210,13 +210,13 @@ class MBarriers:
         kind, message = {
             CONSTANTS["EXTRA_ARRIVALS"]: (
                 "extra-arrivals",
-                f"{given} arrival(s){f' by {self._arriver(fault.place)}' if fault.place else ''} on an mbarrier whose "
-                f"phase expects {barrier.pending} more",
+                f"{amount} arrival(s){f' by {self._arriver(fault.arriver)}' if fault.arriver else ''} on an mbarrier "
+                f"whose phase expects {barrier.pending} more",
             ),
             CONSTANTS["EXTRA_BYTES"]: ("extra-bytes", f"{-barrier.tx} bytes more arrived than expect_tx announced"),
             CONSTANTS["TOO_MANY_ARRIVALS"]: ("barrier-count", f"more than {MAX_COUNT} pending arrivals"),
             CONSTANTS["TOO_MANY_BYTES"]: (
-                "barrier-count", f"{operation} of {abs(given)} bytes takes the transaction count out of range"
+                "barrier-count", f"{operation} of {abs(amount)} bytes takes the transaction count out of range"
             ),
         }[what]
         return BarrierMisuse(f"{message}: {self.describe(address)}").know(kind, barrier=self.state(address))

@@ -86,7 +86,7 @@ class NamedBarriers:
 
     def fault(self, what: int, fault: ctypes.Structure, warp: WarpState) -> BarrierMisuse:
         """An arrival that must not be (``what``: WRONG_NUMBER and so on), in words."""
-        number, threads = fault.address, fault.given
+        number, threads = fault.number, fault.threads
         if what == CONSTANTS["WRONG_NUMBER"]:
             return BarrierMisuse(f"named barrier {number}; legal are 0 to {_COUNT - 1}")
         if what == CONSTANTS["WRONG_THREADS"]:

@@ -400,7 +400,7 @@ class Cluster:
         if what == CONSTANTS["TAKE_LOGS"]:
             return True
         if what == CONSTANTS["MAKE_ROOM"]:
-            self._make_room(warp.cta.named, tables.fault.address)
+            self._make_room(warp.cta.named, tables.fault.number)
             return True
         if what in cp_async.ASKED:
             self.copies.answer(what, tables.fault, warp)

@@ -143,9 +143,9 @@ WHOLE, SPLIT = "32x32b.x2.b32", "16x32bx2.x2.b32"
     [
         ("ld.sync.aligned.32x32b.x3.b32 {%r1, %r2, %r3}, [%r4]", ".x3"),
         ("ld.sync.aligned.16x32bx4.x1.b32 {%r1}, [%r4]", ".16x32bx4"),
-        ("ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4]", "16x256b.x64; legal are powers of two up to x32"),
-        ("st.sync.aligned.32x32b.x4.b32 [%r4], {%r1, %r2, %r3}", "3 registers, .32x32b.x4 has 4"),
-        ("st.sync.aligned.16x32bx2.x2.b32 [%r4], 1, {%r1}", "1 registers, .16x32bx2.x2 has 2"),
+        ("ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4]", "qualifiers .16x256b and .x64 do not go together"),
+        ("st.sync.aligned.32x32b.x4.b32 [%r4], {%r1, %r2, %r3}", "must be a list of 4 registers"),
+        ("st.sync.aligned.16x32bx2.x2.b32 [%r4], 1, {%r1}", "must be a list of 2 registers"),
     ],
 )
 def test_unknown_shapes_are_refused(instruction: str, message: str):

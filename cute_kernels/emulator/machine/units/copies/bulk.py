@@ -102,27 +102,27 @@ class BulkUnit:
             BarrierMisuse: of a copy to an mbarrier whose mbarrier.init is not ordered before.
         """
         if ASKED[what] == "GROUPS":
-            warp.stores_in_bulk(fault.given)
+            warp.stores_in_bulk(fault.lane)
             return
-        copy, tracker = BulkCopy.from_address(fault.address), self.cluster.tracker
+        copy, tracker = BulkCopy.from_address(fault.record), self.cluster.tracker
         match ASKED[what]:
             case "REFUSED":
-                raise _refused(_RULES[fault.operation], copy, len(self.cluster.ctas))
+                raise _refused(_RULES[fault.rule], copy, len(self.cluster.ctas))
             case "NAME":
-                fault.given = tracker.epochs.text(self.text(copy))
+                fault.text = tracker.epochs.text(self.text(copy))
             case "MAP":
-                fault.given = self._decode(copy.other)
+                fault.number = self._decode(copy.other)
             case "MAP_READ" if copy.kind == STORE:
                 tracker.store_reads_map(copy, self.text(copy))
             case "MAP_READ":
-                fault.given, fault.place = tracker.load_reads_map(warp.agent, copy, self.text(copy))
+                fault.column, fault.clock = tracker.load_reads_map(warp.agent, copy, self.text(copy))
             case "ELSEWHERE":
-                tracker.reads_elsewhere(fault.given, fault.place)
+                tracker.reads_elsewhere(fault.cta, fault.identity)
             case "INIT_ORDER":
                 text = self.text(copy)
-                tracker.report(tracker.before_init(copy.signal, text, warp.agent, fault.given, fault.place))
+                tracker.report(tracker.before_init(copy.signal, text, warp.agent, fault.column, fault.clock))
             case _:
-                self._combine(copy, *(_bytes(each, fault.operation) for each in (fault.given, fault.place)))
+                self._combine(copy, *(_bytes(each, fault.amount) for each in (fault.cells, fault.more)))
 
     def _decode(self, address: int) -> int:
         """Decodes the tensor map at a generic address for the core: number of the entry."""

@@ -50,12 +50,12 @@ class CopyUnit:
             warp.code.header.copies = ctypes.addressof(copies)
         elif what == CONSTANTS["NAME_ARRIVAL"]:
             labels = self.cluster.barriers.labels
-            labels.append(_arrival_text(warp.label, fault.given))
-            fault.given = len(labels)
+            labels.append(_arrival_text(warp.label, fault.lane))
+            fault.text = len(labels)
         elif what == CONSTANTS["COPY_UNORDERED"]:
-            self._watch(warp, LaneCopy.from_address(fault.address))
+            self._watch(warp, LaneCopy.from_address(fault.record))
         else:
-            raise self._refused(LaneCopy.from_address(fault.address))
+            raise self._refused(LaneCopy.from_address(fault.record))
 
     def pending(self, warp: WarpState, lanes: int, newest: int) -> int | None:
         """Address of the first copy of the lanes that is not complete, in all but their newest groups; or None."""

@@ -110,31 +110,31 @@ class TensorCore:
         if name.startswith("MMA"):
             self._answer_mma(name, fault, warp)
         elif name in ("TENSOR_REFUSED", "TENSOR_ORDER"):
-            self._access(name, TensorAccess.from_address(fault.address), warp, fault.given)
+            self._access(name, TensorAccess.from_address(fault.record), warp, fault.index)
         elif name == "COMMIT_MASK":
-            message = f"multicast mask {fault.given:#x} in a cluster of {len(self.shared.ctas)} CTAs"
+            message = f"multicast mask {fault.ctas:#x} in a cluster of {len(self.shared.ctas)} CTAs"
             raise IllegalAccess(message)
         elif name == "NAME_COMMIT":
-            thread = TensorThread.from_address(fault.address)
+            thread = TensorThread.from_address(fault.record)
             label = f"tcgen05.commit issued by {warp.label}"
             if label not in self.barriers.labels:
                 self.barriers.labels.append(label)
             thread.label = self.barriers.labels.index(label) + 1
-            self._follow(thread, warp, fault.given)
+            self._follow(thread, warp, fault.lane)
         elif name == "COMMITS_MEET":
             self.tracker.note_commits(fault.address)
         else:
-            self.tracker.points[fault.address].add_stream(fault.given)
+            self.tracker.points[fault.address].add_stream(fault.column)
 
     def _answer_mma(self, name: str, fault: ctypes.Structure, warp: WarpState | None) -> None:
-        mma = self._mma(fault.address)
+        mma = self._mma(fault.record)
         match name:
             case "MMA_REFUSED":
                 mma.refuse(fault, self.shared)
             case "MMA_FIELDS":
                 mma.decode()
             case "MMA_NAME":
-                thread = TensorThread.from_address(fault.place)
+                thread = TensorThread.from_address(fault.thread)
                 thread.text = self.tracker.epochs.text(mma.text)
                 self._follow(thread, warp, mma.record.lane)
             case "MMA_TOUCHES":

@@ -112,15 +112,15 @@ class TensorMma:
 
     def refuse(self, fault: ctypes.Structure, memory: ClusterMemory) -> None:
         """Raises the error of an MMA that breaks a rule."""
-        rule, which = _RULES[fault.operation], fault.given
+        rule, which = _RULES[fault.rule], fault.operand
         match rule:
             case "INSTRUCTION":
                 assert self.fields is None
             case "MATRIX":
                 self.operand(which)
             case "OUTSIDE":
-                check_operand(memory.ctas[fault.place], self.operand(which), self.text)
-        raise self._refused(rule, which)
+                check_operand(memory.ctas[fault.cta], self.operand(which), self.text)
+        raise self._refused(rule, fault.cta if rule == "NO_CTA" else which)
 
     def _refused(self, rule: str, which: int) -> EmulatorError:
         record = self.record

@@ -189,24 +189,24 @@ class WgmmaUnit:
         if name == "COPIED":
             if self.cluster.options.looks_for("registers"):
                 raise UnsupportedPTX(
-                    f"lanes {fault.place:#010x} of a warp with live lanes {warp.live:#010x} copy an accumulator of a "
+                    f"lanes {fault.lanes:#010x} of a warp with live lanes {warp.live:#010x} copy an accumulator of a "
                     "wgmma that no wgmma.wait_group has waited for: only whole warps can"
                 )
             return
-        form = self.forms[fault.operation]
+        form = self.forms[fault.form]
         if name == "UNINITIALISED":
             self._uninitialised(form, fault)
         elif name == "DESCRIPTOR":
-            raise _no_descriptor(fault.given % (1 << 64), fault.place)
+            raise _no_descriptor(fault.descriptor % (1 << 64), fault.why)
         elif name == "OUTSIDE":
             raise IllegalAccess(
-                f"{form.text}: operand at shared offsets {fault.address} to {fault.given} of CTA {fault.place}, which "
-                f"has {self.cluster.ctas[fault.place].shared.size} bytes"
+                f"{form.text}: operand at shared offsets {fault.low} to {fault.high} of CTA {fault.cta}, which "
+                f"has {self.cluster.ctas[fault.cta].shared.size} bytes"
             ).know("out-of-bounds")
         elif name == "DIFFERS":
-            mine, theirs = (self._asked(Wgmma.from_address(each)) for each in (fault.address, fault.given))
+            mine, theirs = (self._asked(Wgmma.from_address(each)) for each in (fault.record, fault.theirs))
             raise BarrierMisuse(
-                f"warp {warp.index} of CTA {fault.place} issues {mine} where the other warps of its warpgroup issued "
+                f"warp {warp.index} of CTA {fault.cta} issues {mine} where the other warps of its warpgroup issued "
                 f"{theirs}"
             )
         else:
@@ -220,11 +220,11 @@ class WgmmaUnit:
 
     def _uninitialised(self, form: Form, fault: ctypes.Structure) -> None:
         element, mn_major, rows = form.b_type, form.b_mn_major, form.n
-        if fault.given:
+        if fault.operand:
             element, mn_major, rows = form.a_type, form.a_mn_major, ROWS
         nbytes = element.nbytes if mn_major else CHUNK
-        places = (ctypes.c_int64 * (rows * K_BYTES // nbytes)).from_address(fault.address)
-        self.cluster.ctas[fault.place].shared.check_initialised(np.array(places), nbytes)
+        places = (ctypes.c_int64 * (rows * K_BYTES // nbytes)).from_address(fault.places)
+        self.cluster.ctas[fault.cta].shared.check_initialised(np.array(places), nbytes)
 
     def check_finished(self) -> None:
         """At the end of the kernel.

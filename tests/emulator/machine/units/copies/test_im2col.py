@@ -357,7 +357,7 @@ def test_operands_that_do_not_fit_are_named():
         (load_text(4, (0, 7, -2, 0), offsets, nbytes), tensor_map, IllegalAccess, "H = -2 is outside"),
         (load_text(4, coords, (256, 0), nbytes), tensor_map, IllegalAccess, r"legal at rank 4 are 0 to 255"),
         (load_text(4, (4, *coords[1:]), offsets, nbytes), tensor_map, IllegalAccess, "no multiple of 16"),
-        (good.replace("{%h0, %h1}", "{%h0}"), tensor_map, UnsupportedPTX, "2 im2col offsets are expected"),
+        (good.replace("{%h0, %h1}", "{%h0}"), tensor_map, UnsupportedPTX, "must be a list of 2 registers"),
         (good.replace("], {%h0, %h1}", "]"), tensor_map, UnsupportedPTX, "takes 4 operands"),
         (good.replace(".im2col.", ".im2col::w."), tensor_map, UnsupportedPTX, "im2col::w"),
     ):  # fmt: skip
