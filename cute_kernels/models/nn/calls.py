@@ -6,7 +6,6 @@ Only what is exactly as known is replaced, so what nobody thought of is called.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
@@ -65,6 +64,11 @@ class Known:
                     self._spaces.setdefault(key, (space, {}))[1].update(found)
         return own
 
+    @property
+    def is_pristine(self) -> bool:
+        """Whether all was the library's when this was made."""
+        return self._foreign is None
+
     def why(self) -> str | None:
         """Why a call may compute another function than the libraries' files say; None where it does not."""
         try:
@@ -104,7 +108,17 @@ def _getter(kind: type, names: dict[str, object]) -> tuple[Callable[[Any], tuple
     return kind(*(name for name, _ in items)), tuple(value for _, value in items)
 
 
-known = functools.cache(Known)
+_KNOWN: dict[tuple[type, ...], Known] = {}
+
+
+def known(*kinds: type) -> Known:
+    """`Known` of these classes, made once unless something was replaced before: that may be undone."""
+    found = _KNOWN.get(kinds) or Known(*kinds)
+    if found.is_pristine:
+        _KNOWN[kinds] = found
+    return found
+
+
 _CALLS = Known(torch.nn.Module, entries=("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__"))
 
 
