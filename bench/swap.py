@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from unittest import mock
@@ -85,7 +86,7 @@ def agreements(raw: torch.Tensor, plain: torch.nn.Module) -> dict[str, tuple[Agr
     got = half.embeddings(normalised), half(normalised.bfloat16()).last_hidden_state
     results["library, whole model in bfloat16"] = got
     for precision in PRECISIONS:
-        ours = integration.convert(copy.deepcopy(plain), precision)
+        ours = integration.convert(copy.deepcopy(plain), precision, mean=0.5, std=0.5)
         for name, pixels in (("uint8", raw), ("normalised", normalised)):
             if pixels.is_floating_point() and precision.startswith("int"):
                 continue
@@ -131,7 +132,8 @@ def time_table(batches: tuple[int, ...] = (1, 64, 512)) -> str:
     lines = ["| embedding | " + " | ".join(f"{batch} images, ms" for batch in batches) + " |"]
     lines.append("|---" * (len(batches) + 1) + "|")
     columns: dict[str, list[float]] = {}
-    modules = {precision: integration.convert(copy.deepcopy(plain), precision).embeddings for precision in PRECISIONS}
+    convert = functools.partial(integration.convert, mean=0.5, std=0.5)
+    modules = {precision: convert(copy.deepcopy(plain), precision).embeddings for precision in PRECISIONS}
     cases = {}
     for batch in batches:
         raw = torch.randint(0, 256, (batch, 3, 224, 224), dtype=torch.uint8, device=device)

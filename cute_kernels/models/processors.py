@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 PerChannel = float | Sequence[float]
@@ -33,10 +37,14 @@ def of_processor(processor: Any) -> tuple[PerChannel, PerChannel] | None:
     return None if mean is None or std is None else normalisation(mean, std, factor)
 
 
-def of_checkpoint(model: torch.nn.Module) -> tuple[PerChannel, PerChannel] | None:
-    """Mean and standard deviation of the processor beside a model's checkpoint, if that is on this machine."""
-    name = getattr(model, "name_or_path", None) or getattr(getattr(model, "config", None), "_name_or_path", None)
-    if not name:
+def of_checkpoint(model: object) -> tuple[PerChannel, PerChannel] | None:
+    """Mean and standard deviation of the processor beside the checkpoint of a model or a configuration, or None.
+
+    Only what is on this machine is looked at.
+    """
+    config = getattr(model, "config", model)
+    name = getattr(model, "name_or_path", None) or getattr(config, "_name_or_path", None)
+    if not isinstance(name, str) or not name:
         return None
     mixin = importlib.import_module("transformers.image_processing_base").ImageProcessingMixin
     try:
@@ -44,3 +52,62 @@ def of_checkpoint(model: torch.nn.Module) -> tuple[PerChannel, PerChannel] | Non
     except (OSError, ValueError):  # none there, or a name of the hub without such a file in the cache
         return None
     return of_processor(config)
+
+
+def of_model_being_built() -> tuple[PerChannel, PerChannel] | None:
+    """`of_checkpoint` of the model whose constructor calls this one's caller, or None.
+
+    A part of a model does not know the checkpoint; the configuration that frames around have does.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        config = frame.f_locals.get("config")
+        if config is not None and (known := of_checkpoint(config)) is not None:
+            return known
+        frame = frame.f_back
+    return None
+
+
+def raw_processor(processor: Any) -> Any:
+    """See `cute_kernels.models.transformers.raw_processor`."""
+    inner = getattr(processor, "image_processor", None)
+    if inner is not None:
+        outer = copy.copy(processor)
+        outer.image_processor = raw_processor(inner)
+        return outer
+    if not callable(getattr(processor, "preprocess", None)):
+        raise TypeError(f"processor is {type(processor).__name__}: must be an image processor of transformers")
+    if of_processor(processor) is None:
+        raise ValueError(f"processor is {type(processor).__name__} without image_mean and image_std")
+    raw = copy.copy(processor)
+    raw.__class__ = _raw_class(type(processor))
+    return raw
+
+
+class _Raw:
+    """An image processor that neither rescales nor normalises."""
+
+    def preprocess(self, *arguments: Any, **named: Any) -> Any:
+        out = super().preprocess(*arguments, **named | {"do_rescale": False, "do_normalize": False})
+        for name in [name for name in out if name.startswith("pixel_values")]:
+            out[name] = _bytes(out[name])
+        return out
+
+    def __reduce__(self) -> tuple:
+        plain = object.__new__(type(self).__bases__[-1])
+        vars(plain).update(vars(self))
+        return raw_processor, (plain,)
+
+
+@functools.cache
+def _raw_class(kind: type) -> type:
+    return kind if issubclass(kind, _Raw) else type(kind.__name__, (_Raw, kind), {"__module__": kind.__module__})
+
+
+def _bytes(pixels: Any) -> Any:
+    """Pixels of 0 to 255 as uint8, be they a tensor, an array, or several in a list."""
+    if isinstance(pixels, (list, tuple)):
+        return type(pixels)(map(_bytes, pixels))
+    if isinstance(pixels, torch.Tensor):
+        return pixels if pixels.dtype == torch.uint8 else pixels.round().clamp(0, 255).to(torch.uint8)
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)

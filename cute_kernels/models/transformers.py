@@ -7,8 +7,8 @@
 checkpoint or a config; `convert` changes a model that exists. Either way parameters keep their names and checkpoints
 do not change. Of some families the embedding is replaced, positions included; of the others the layer in it.
 
-Pixels: a processor with ``do_rescale=False`` and ``do_normalize=False`` gives uint8, which is normalised here, in the
-kernel; what it normalised itself is multiplied as it is.
+Pixels: `raw_processor` makes a processor hand out uint8, which is normalised here, in the kernel; what a processor
+normalised itself is multiplied as it is.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ import torch
 
 from cute_kernels.models import processors
 from cute_kernels.models.nn import layers
-from cute_kernels.models.nn.availability import in_graph, is_plain
+from cute_kernels.models.nn.availability import in_graph, is_plain, is_transformed
 from cute_kernels.models.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
-from cute_kernels.models.nn.engine import check_tensor
+from cute_kernels.models.nn.engine import PatchEngine, check_tensor
 from cute_kernels.models.nn.layer_norm import LayerNormEngine
 from cute_kernels.models.nn.layers import EngineMixin
 from cute_kernels.models.nn.options import Backend, Order, PatchOptions, Pixels, Precision
 from cute_kernels.models.nn.positions import PositionCache, checked_grids
-from cute_kernels.models.nn.raw import pixels_of, stand_in
 from cute_kernels.models.processors import PerChannel
 from cute_kernels.models.replace import Found, check_model, convert_all
 
@@ -41,10 +40,12 @@ class _Embedding(EngineMixin):
     """An embedding of the library, whose forward is replaced.
 
     Attributes:
+        library: the library's class.
         order: of a patch's pixels in rows and in the weight.
         layer_name: of the convolution or linear layer in it.
     """
 
+    library: type
     order: Order
     layer_name: str
 
@@ -66,35 +67,39 @@ class _Images(_Embedding):
         check_tensor("pixel_values", pixel_values)
         if pixel_values.dim() != 4:  # the engine would take them for rows
             raise self._wrong_shape(pixel_values)
-        takes_over = self._takes_over(pixel_values)
-        self.engine.check_pixels(pixel_values, by_kernel=takes_over)
-        if not takes_over:
+        pixel_values = self.engine.as_said(pixel_values)
+        if not self._takes_over(pixel_values):
             pixel_values = self.engine.normalised(pixel_values, layer.weight)
             return super().forward(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
-        if pixel_values.shape[1] != layer.in_channels or min(pixel_values.shape[2:]) < self.patch_size:
+        patch, own = layer.weight.shape[-1], self.position_embedding.weight
+        if pixel_values.shape[1] != layer.in_channels or min(pixel_values.shape[2:]) < patch:
             raise self._wrong_shape(pixel_values)
-        grid = tuple(extent // self.patch_size for extent in pixel_values.shape[2:])
-        positions = self.position_embedding.weight
+        grid = tuple(extent // patch for extent in pixel_values.shape[2:])
+        positions, ids = own, self.position_ids
         if interpolate_pos_encoding:
-            side = int(positions.shape[0] ** 0.5)
-            positions = self.positions.table(positions, (side, side), grid)
-        elif grid[0] * grid[1] != positions.shape[0]:
+            side = int(own.shape[0] ** 0.5)
+            positions, ids = self.positions.table(own, (side, side), grid), None
+        elif grid[0] * grid[1] != own.shape[0]:
             raise ValueError(
                 f"pixel_values has shape {list(pixel_values.shape)}, whose {grid[0]} x {grid[1]} patches are not the "
-                f"model's {positions.shape[0]}; allowed with interpolate_pos_encoding=True"
+                f"model's {own.shape[0]}; allowed with interpolate_pos_encoding=True"
             )
-        ids = None if interpolate_pos_encoding else self.position_ids
-        return self.engine.images(pixel_values, layer.weight, layer.bias, positions, ids)
+        if torch.promote_types(layer.weight.dtype, own.dtype) == layer.weight.dtype:
+            return self.engine.images(pixel_values, layer.weight, layer.bias, positions, ids)
+        positions = positions.to(own.dtype)
+        return self.engine.images(pixel_values, layer.weight, layer.bias) + (positions if ids is None else own[ids])
 
     def _takes_over(self, pixel_values: torch.Tensor) -> bool:
-        layer, positions = self.patch_embedding, self.position_embedding
+        layer, positions, ids = self.patch_embedding, self.position_embedding, self.position_ids
         why = (
             why_called("patch_embedding", layer, torch.nn.Conv2d)
             or why_called("position_embedding", positions, torch.nn.Embedding)
-            or why_own(self, "interpolate_pos_encoding")
+            or why_own(self, self.library, torch.nn.Conv2d, torch.nn.Embedding)
         )
+        if is_transformed(ids):
+            return False
         numbers = why is None and is_plain(pixel_values)  # else the plain module runs, whatever the positions are
-        if numbers and not in_graph() and not self.positions.in_order(self.position_ids, positions.num_embeddings):
+        if numbers and not in_graph() and not self.positions.in_order(ids, positions.num_embeddings):
             why = "position_ids are not the positions in their order"
         return self.engine.takes_over_unless(
             why, pixel_values, lambda: (layer.weight, layer.bias, positions.weight), training=self.training
@@ -116,18 +121,20 @@ class _NaFlex(_Embedding):
     def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor) -> torch.Tensor:
         check_tensor("pixel_values", pixel_values)
         layer, positions = self.patch_embedding, self.position_embedding.weight  # which the library does not call
-        why = why_called("patch_embedding", layer, torch.nn.Linear) or why_own(self, "resize_positional_embeddings")
+        pixel_values = self.engine.as_said(pixel_values)
+        why = why_called("patch_embedding", layer, torch.nn.Linear) or why_own(self, self.library, torch.nn.Linear)
         takes_over = self.engine.takes_over_unless(
             why, pixel_values, lambda: (layer.weight, layer.bias, positions), training=self.training
         )
-        self.engine.check_pixels(pixel_values, by_kernel=takes_over)
         if not takes_over:
             return super().forward(self.engine.normalised(pixel_values, layer.weight), spatial_shapes)
         length = pixel_values.shape[1]
         grids = checked_grids(spatial_shapes, pixel_values.shape[0], length)
         native = (self.position_embedding_size,) * 2
         table, index = self.positions.packed(positions, native, grids, length)
-        return self.engine.rows(pixel_values, layer.weight, layer.bias, table, index)
+        if torch.promote_types(layer.weight.dtype, positions.dtype) == layer.weight.dtype:
+            return self.engine.rows(pixel_values, layer.weight, layer.bias, table, index)
+        return self.engine.rows(pixel_values, layer.weight, layer.bias) + table.to(positions.dtype)[index.long()]
 
 
 class _Rows(_Embedding):
@@ -145,14 +152,12 @@ class _Rows(_Embedding):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Embeddings of rows; those of one frame are of a still image, whose frames are equal."""
-        (name, kind, layer), rows = self.layer(), pixels_of(hidden_states)
+        (name, kind, layer), rows = self.layer(), self.engine.as_said(hidden_states)
         still = self.engine.is_still(rows, layer.weight)
         rows = rows.reshape(-1, rows.shape[-1] if still else layer.weight[0].numel())
-        takes_over = self.engine.takes_over_unless(
-            why_called(name, layer, kind), rows, lambda: (layer.weight, layer.bias), training=self.training
-        )
-        self.engine.check_pixels(rows, by_kernel=takes_over)
-        if takes_over:
+        why = why_called(name, layer, kind) or why_own(self, self.library, kind)
+        parameters = lambda: (layer.weight, layer.bias)  # noqa: E731
+        if self.engine.takes_over_unless(why, rows, parameters, training=self.training):
             return self.engine.rows(rows, layer.weight, layer.bias)
         rows = self.engine.all_frames(rows, layer.weight)
         return super().forward(self.engine.normalised(rows, layer.weight))
@@ -166,17 +171,17 @@ class _Scaled(_Embedding):
     def forward(
         self, pixel_values: torch.Tensor, pixel_position_ids: torch.Tensor, padding_positions: torch.Tensor
     ) -> torch.Tensor:
-        layer, pixels = self.input_proj, pixels_of(pixel_values)
-        check_tensor("pixel_values", pixels)
+        layer = self.input_proj
+        check_tensor("pixel_values", pixel_values)
+        pixels = self.engine.as_said(pixel_values)
+        raw = pixels.dtype == torch.uint8 or self.engine.options.raw
+        normalised = pixels if raw else 2 * (pixels - 0.5)
         takes_over = self.engine.takes_over_unless(
-            why_called("input_proj", layer, torch.nn.Linear) or why_own(self, "_position_embeddings"),
-            pixels,
+            why_called("input_proj", layer, torch.nn.Linear) or why_own(self, self.library, torch.nn.Linear),
+            normalised,
             lambda: (layer.weight, layer.bias, self.position_embedding_table),
             training=self.training,
         )
-        raw = pixels.dtype == torch.uint8
-        normalised = pixels if raw else 2 * (pixels - 0.5)
-        self.engine.check_pixels(normalised, by_kernel=takes_over)
         if not takes_over:
             return super().forward(pixels / 255 if raw else pixels, pixel_position_ids, padding_positions)
         out = self.engine.rows(normalised, layer.weight, layer.bias)
@@ -194,12 +199,13 @@ class _Normed(_Embedding):
         return layer.weight, layer.bias, getattr(norm, "weight", None), getattr(norm, "bias", None)
 
     def forward(self, pixel_values: torch.Tensor, image_position_ids: torch.Tensor, *more: Any, **named: Any) -> Any:
-        norm, layer, pixels = self.patch_ln1, self.patch_dense, pixels_of(pixel_values)
-        check_tensor("pixel_values", pixels)
+        norm, layer = self.patch_ln1, self.patch_dense
+        check_tensor("pixel_values", pixel_values)
+        pixels = self.engine.as_said(pixel_values)
         why = why_called("patch_ln1", norm, torch.nn.LayerNorm) or why_called("patch_dense", layer, torch.nn.Linear)
+        why = why or why_own(self, self.library, torch.nn.LayerNorm, torch.nn.Linear)
         why = why or self.engine.why_no_kernel(layer.weight, norm.eps)
         takes_over = self.engine.takes_over_unless(why, pixels, self.engine_parameters, training=self.training)
-        self.engine.check_pixels(pixels, by_kernel=takes_over)
         if not takes_over:
             return super().forward(self.engine.normalised(pixels, layer.weight), image_position_ids, *more, **named)
         # Late, for the integration is imported without the library.
@@ -216,10 +222,16 @@ class _Normed(_Embedding):
 
 
 class _Conditioner:
-    """``RadioInputConditioner``: leaves the normalisation of raw pixels to the layer."""
+    """``RadioInputConditioner``: leaves the normalisation of raw pixels to the layer.
+
+    Attributes:
+        raw: whether pixels of every type are.
+    """
+
+    raw: bool = False
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        return pixel_values if pixel_values.dtype == torch.uint8 else super().forward(pixel_values)
+        return pixel_values if self.raw or pixel_values.dtype == torch.uint8 else super().forward(pixel_values)
 
 
 @dataclass(frozen=True)
@@ -233,7 +245,7 @@ class _Family:
         layer: name of that convolution or linear layer.
         casts: whether pixels are cast on their way there: by the class or one of its module that holds it, which one
             differs between versions of the library.
-        mean, std: normalisation of all processors of such models; None where they differ.
+        mean, std: normalisation of models whose processors have none.
     """
 
     module: str
@@ -241,27 +253,20 @@ class _Family:
     mixin: type | None = None
     layer: str = ""
     casts: bool = False
-    mean: float | tuple[float, ...] | None = None
-    std: float | tuple[float, ...] | None = None
-
-
-_HALF = {"mean": 0.5, "std": 0.5}
-_CLIP = {
-    "mean": (0.48145466, 0.4578275, 0.40821073),
-    "std": (0.26862954, 0.26130258, 0.27577711),
-}
+    mean: float | None = None
+    std: float | None = None
 
 
 _FAMILIES = {
-    "siglip": _Family("siglip", "SiglipVisionEmbeddings", _Images, **_HALF),
-    "siglip2": _Family("siglip2", "Siglip2VisionEmbeddings", _NaFlex, **_HALF),
-    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, casts=True, **_CLIP),
-    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, casts=True, **_CLIP),
-    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, casts=True, **_HALF),
-    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, casts=True, **_HALF),
-    "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, casts=True, **_HALF),
-    "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, casts=True, **_HALF),
-    "gemma4": _Family("gemma4", "Gemma4VisionPatchEmbedder", _Scaled, **_HALF),
+    "siglip": _Family("siglip", "SiglipVisionEmbeddings", _Images),
+    "siglip2": _Family("siglip2", "Siglip2VisionEmbeddings", _NaFlex),
+    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, casts=True),
+    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, casts=True),
+    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, casts=True),
+    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, casts=True),
+    "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, casts=True),
+    "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, casts=True),
+    "gemma4": _Family("gemma4", "Gemma4VisionPatchEmbedder", _Scaled, mean=0.5, std=0.5),
     "gemma4_unified": _Family("gemma4_unified", "Gemma4UnifiedVisionEmbedder", _Normed, mean=0.0, std=1.0),
     "clip": _Family("clip", "CLIPVisionEmbeddings", layer="patch_embedding", casts=True),
     "metaclip_2": _Family("metaclip_2", "MetaClip2VisionEmbeddings", layer="patch_embedding", casts=True),
@@ -293,15 +298,15 @@ def enable(
     Called again, it changes the options for models to come. Models that exist stay as they are: `convert` is for them.
 
     Args:
-        precision: what is multiplied, see `cute_kernels.models.nn.PatchOptions`. ``"int8"`` takes uint8 pixels,
-            which reach the embedding in SigLIP, SigLIP2 and Gemma 4: Qwen's models cast what they are given, and are
-            left alone with it (`convert` opens them). Gemma 4 Unified's LayerNorm and layer are replaced
-            with it alone. ``"auto"`` follows the type of the weight.
+        precision: what is multiplied, see `cute_kernels.models.nn.PatchOptions`. ``"int8"`` takes raw pixels. Gemma 4
+            Unified's LayerNorm and layer are replaced with it alone. ``"auto"`` follows the type of the weight.
         models: which of ``"siglip"`` (SigLIP, and SigLIP2 of fixed resolution), ``"siglip2"`` (NaFlex), ``"qwen2_vl"``,
             ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"``, ``"qwen3_5_moe"``, ``"gemma4"`` and
             ``"gemma4_unified"``; None takes all that this transformers has.
-        mean, std: normalisation of the processor; None takes the default of each family's checkpoints.
-        pixels, backend: see `cute_kernels.models.nn.PatchOptions`.
+        mean, std: normalisation of the processor; None takes that of the processor beside each checkpoint. Where there
+            is none, calls with raw pixels raise ValueError.
+        pixels, backend: see `cute_kernels.models.nn.PatchOptions`. Models that cast pixels before their embedding sees
+            them (Qwen's) need ``"raw"`` for uint8.
 
     Returns:
         The families that were enabled.
@@ -395,45 +400,77 @@ def convert(
         precision: as for `enable`; all families take uint8 pixels.
         processor: the model's image processor or its configuration, which says how pixels are normalised.
         mean, std: the normalisation itself. Without it and a processor it is that of the processor's configuration
-            beside the checkpoint, if that is on this machine, or else what all checkpoints of the family have.
-        pixels, backend: as for `enable`.
+            beside the checkpoint of the model, or of the part of it that has the embedding, if that is on this machine.
+        pixels, backend: see `cute_kernels.models.nn.PatchOptions`. With ``"auto"``, models that cast pixels have uint8
+            normalised in front of them, by torch; with ``"raw"`` the kernel does it.
 
     Raises:
         ModuleNotFoundError: no transformers.
         TypeError, ValueError: an argument that is not allowed; a model without such an embedding, or whose instance has
-            a forward of its own (accelerate's hooks are kept); a normalisation that is not known.
+            a forward of its own (accelerate's hooks are kept); a normalisation that raw pixels or ``"fp8"`` need and
+            that is not known.
     """
     found = [each for each in _embeddings(model) if _is_replaceable(*each[1:])]
     if not found:
         raise _no_embedding(model)
-    scaled = all(_FAMILIES[name].mixin in (_Scaled, _Normed) for _, _, name in found)  # which no processor normalises
-    known = None if scaled else _normalisation(model, processor)
-    options = {name: _options(name, precision, mean, std, pixels, backend, known) for _, _, name in found}
+    options = {}
+    for path, _, name in found:
+        known = _normalisation(model, path, name, processor)
+        options[path] = _options(name, precision, mean, std, pixels, backend, known)
+        if options[path].mean is None and (options[path].raw or precision == "fp8"):
+            raise ValueError(
+                f"mean and std of a {name} model are not known, for no processor's configuration lies beside its "
+                "checkpoint: must be processor=.., or both of mean=.. and std=.."
+            )
     for _, module, name in found:
         if not _FAMILIES[name].layer:
             check_reachable(module, f"the model's {name} embedding")
-    inner = [_layer_in(path, module, name, options[name]) for path, module, name in found if _FAMILIES[name].layer]
+    inner = [_layer_in(path, module, name, options[path]) for path, module, name in found if _FAMILIES[name].layer]
     if inner:
         convert_all(model, inner, ", ".join(_FAMILIES))
-    for _, module, name in found:
+    for path, module, name in found:
         if not _FAMILIES[name].layer:
             base = type(module).__bases__[-1] if isinstance(module, EngineMixin) else type(module)
             change_class(module, _class(name) if base is _original(name) else _class(name, base))
-            _equip(module, options[name])
+            _equip(module, options[path])
     for module in model.modules():
         if type(module) is _original("conditioner", loaded_only=True):
             change_class(module, _class("conditioner"))
+        if isinstance(module, _Conditioner):
+            module.raw = options[found[0][0]].pixels == "raw"
+    _close_entries(model)
     for path, _, name in found:
-        _open_entries(model, path, name)
+        _open_entries(model, path, name, options[path])
     return model
+
+
+def raw_processor(processor: Any, model: torch.nn.Module | None = None) -> Any:
+    """A processor that hands out raw pixels as uint8, whatever it is called with: what embeddings normalise themselves.
+
+    Args:
+        processor: an image processor of transformers, or one of a model with text; it stays as it is. Pixels that it
+            has as floating-point numbers, as those of PIL's backend, are rounded to uint8.
+        model: a converted model, whose embeddings are told that pixels are raw, and get the processor's mean and
+            standard deviation. ``convert(model, .., processor=..)`` takes either processor as well.
+
+    Raises:
+        TypeError: no processor.
+        ValueError: a processor without mean and standard deviation; a model that is not converted.
+    """
+    raw = processors.raw_processor(processor)
+    if model is not None:
+        engines = [module.engine for module in model.modules() if isinstance(module, EngineMixin)]
+        if not engines:
+            raise ValueError(f"model is {type(model).__name__} without a converted embedding: convert it before")
+        options = engines[0].options
+        convert(model, options.precision, processor=processor, pixels="raw", backend=options.backend)
+    return raw
 
 
 def revert(model: torch.nn.Module) -> torch.nn.Module:
     """Gives a model its library's embedding back, in place, and returns it."""
+    _close_entries(model)
     for module in model.modules():
-        for number, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, _RawPixels):
-                del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]
         for name, family in _KNOWN.items():
             original = _original(name, loaded_only=True)
             if original is None or not isinstance(module, original):
@@ -503,10 +540,20 @@ def _layer_in(path: str, module: torch.nn.Module, name: str, options: PatchOptio
 
 
 @dataclass(frozen=True)
-class _RawPixels:
-    """Hook before a module that casts pixels: uint8 ones reach the converted module at ``path`` in it all the same."""
+class _Entry:
+    """Hook before a module that may cast pixels on their way to what was converted.
+
+    Where their type still says that they are raw, they are normalised here, unless the layer behind expects raw ones.
+
+    Attributes:
+        path: of the layer or embedding, from this module.
+        options: of it.
+        last: whether no other such module lies between.
+    """
 
     path: str
+    options: PatchOptions
+    last: bool
 
     def __call__(self, module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> tuple[tuple, dict] | None:
         first = {0: self._given(module, arguments[0])} if arguments else {}
@@ -514,55 +561,73 @@ class _RawPixels:
         return (*first.values(), *arguments[1:]), named | given
 
     def _given(self, module: torch.nn.Module, pixels: Any) -> Any:
-        if not isinstance(pixels, torch.Tensor) or pixels.dtype != torch.uint8:
+        if not isinstance(pixels, torch.Tensor):
             return pixels
         target = module.get_submodule(self.path)
-        converted = target if isinstance(target, EngineMixin) else _converted_in(target)
-        if converted is None:
+        within = [each for each in target.modules() if isinstance(each, EngineMixin)]
+        adapted = not isinstance(target, EngineMixin) or (
+            bool(target._forward_pre_hooks) and isinstance(target, tuple(layers._PLAIN))
+        )
+        for each in within:
+            if each.engine.behind_adapter != adapted:
+                each.engine.behind_adapter = adapted
+        if self.options.pixels == "raw":
+            normalises = adapted and self.last
+        else:
+            normalises = pixels.dtype == torch.uint8 and (adapted or not self.options.integer)
+        if not normalises:
             return pixels
-        weight, engine = converted.engine_weight(), converted.engine
-        if converted is target and is_plain(weight) and not torch.compiler.is_compiling():
-            return stand_in(pixels.to(weight.device), weight.dtype)
-        if engine.options.integer and torch.compiler.is_compiling():
-            raise TypeError(
-                f"images has dtype torch.uint8 under torch.compile with precision {engine.options.precision!r}, which "
-                f"{type(module).__name__} casts: compile the parts behind it, or take 'bf16', 'fp16' or 'fp8'"
-            )
-        return engine.normalised(pixels, weight)
+        weight = within[0].engine_weight() if within else next(target.parameters())
+        engine = PatchEngine(self.options)
+        return engine.normalised(engine.as_said(pixels), weight)
 
 
-def _converted_in(target: torch.nn.Module) -> EngineMixin | None:
-    """The converted layer in what was put around it."""
-    return next((module for module in target.modules() if isinstance(module, EngineMixin)), None)
-
-
-def _open_entries(model: torch.nn.Module, path: str, name: str) -> None:
+def _open_entries(model: torch.nn.Module, path: str, name: str, options: PatchOptions) -> None:
     """Hooks before all modules of the library's file that may cast the pixels of the embedding at ``path``."""
     family, file = _FAMILIES[name], _original(name).__module__
+    embedding = model.get_submodule(path)
+    weight_of = getattr(embedding, family.layer) if family.layer else embedding
+    known = next((module.engine.options for module in weight_of.modules() if isinstance(module, EngineMixin)), options)
+    holders = []
     for outer, holder in model.named_modules() if family.casts else ():
         of_file = any(kind.__module__ == file for kind in type(holder).__mro__)
         if not of_file or not f"{path}.".startswith(f"{outer}." if outer else ""):
             continue
-        if path == outer and not family.layer:  # itself, which takes uint8
-            continue
-        inner = path[len(outer) :].strip(".")
-        hook = _RawPixels(f"{inner}.{family.layer}".strip("."))
-        if hook not in holder._forward_pre_hooks.values():
-            holder.register_forward_pre_hook(hook, with_kwargs=True)
+        if path != outer or family.layer:  # not itself, which takes raw pixels
+            holders.append((outer, holder))
+    for outer, holder in holders:
+        inner = f"{path[len(outer) :].strip('.')}.{family.layer}".strip(".")
+        hook = _Entry(inner, known, last=outer == holders[-1][0])
+        holder.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _normalisation(model: torch.nn.Module, processor: Any) -> tuple[PerChannel, PerChannel] | None:
+def _close_entries(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        for number, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, _Entry):
+                del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]
+
+
+def _normalisation(
+    model: torch.nn.Module, path: str, name: str, processor: Any
+) -> tuple[PerChannel, PerChannel] | None:
     """Mean and standard deviation of the model itself, or of its processor; None where they are not known.
 
     Raises:
         ValueError: a processor that does not say.
     """
+    if _FAMILIES[name].mean is not None:  # which no processor normalises
+        return None
     conditioner = _original("conditioner", loaded_only=True)
     for module in model.modules() if conditioner is not None else ():
         if isinstance(module, conditioner):
             return tuple(tuple(values.flatten().tolist()) for values in (module.norm_mean, module.norm_std))
-    if processor is None:
-        return processors.of_checkpoint(model)
+    if processor is None:  # the innermost checkpoint around the embedding has its processor
+        owners = [model.get_submodule(path)]
+        while path:
+            path = path.rpartition(".")[0]
+            owners.append(model.get_submodule(path))
+        return next(filter(None, map(processors.of_checkpoint, owners)), None)
     known = processors.of_processor(processor)
     if known is None:
         raise ValueError(f"processor is {type(processor).__name__} without image_mean and image_std")
@@ -584,6 +649,8 @@ def _equip(module: torch.nn.Module, options: PatchOptions | None = None) -> None
     name = module.family
     if options is None:
         options = _active.get(name) or _options(name, "bf16", None, None, "auto", "auto")
+        if options.mean is None and (known := processors.of_model_being_built()) is not None:
+            options = replace(options, mean=known[0], std=known[1])
     channels = getattr(getattr(module, "config", None), "num_channels", None) or getattr(module, "in_channels", 3)
     module.engine = module.engine_class(
         replace(
@@ -606,14 +673,8 @@ def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:
         if name not in whole:
             other = "; convert(model) serves it" if name in _FAMILIES else ""
             raise ValueError(f"models has {name!r}: must be one of {', '.join(map(repr, whole))}{other}")
-    casts = precision == "int8"
-    served = tuple(name for name, mixin in whole.items() if mixin is not (_Rows if casts else _Normed))
+    served = tuple(name for name, mixin in whole.items() if precision == "int8" or mixin is not _Normed)
     for name in models or ():
-        if name not in served and casts:
-            raise ValueError(
-                f"precision = {precision!r} for {name!r}, whose model casts pixels to a floating-point type: must be "
-                "'bf16', 'fp16', 'fp8', 'auto', or convert(model)"
-            )
         if name not in served:
             raise _no_integers(name, precision)
     return served if models is None else tuple(models)
@@ -623,11 +684,6 @@ def _options(name: str, precision, mean, std, pixels, backend, known=None) -> Pa
     family = _FAMILIES[name]
     known_mean, known_std = known or (family.mean, family.std)
     mean, std = (known_mean if mean is None else mean), (known_std if std is None else std)
-    if mean is None or std is None:
-        raise ValueError(
-            f"mean and std of a {name} model are not known, for no processor's configuration lies beside its "
-            "checkpoint: must be processor=.., or both of mean=.. and std=.."
-        )
     options = PatchOptions(precision=precision, mean=mean, std=std, pixels=pixels, backend=backend)
     if family.mixin is _Normed:
         if not options.integer:
@@ -697,5 +753,5 @@ def _class(name: str, fused: type | None = None) -> type | None:
     if original is None:
         return None
     mixin = _KNOWN[name].mixin
-    members = {"family": name, "__module__": __name__, "__doc__": mixin.__doc__}
+    members = {"family": name, "library": original, "__module__": __name__, "__doc__": mixin.__doc__}
     return type(original.__name__, (mixin, original), members)

@@ -117,14 +117,14 @@ class _PassesRawPixels:
 
     Attributes:
         pair: whether there is such a layer; None before the first call.
-        passed: whether the last pixels were left as they were.
+        under_way: how many raw pixels were left as they were and have not reached the layer.
     """
 
     def __init__(self, image_mean: list[float], image_std: list[float], rescale_factor: float, channel: int = 3):
         super().__init__(image_mean, image_std, rescale_factor, channel)
         self.mean, self.std = normalisation(image_mean, image_std, rescale_factor)
         self.pair: bool | None = None
-        self.passed = False
+        self.under_way = 0
 
     def forward_native(self, pixel_values: torch.Tensor, visual_dtype: torch.dtype) -> torch.Tensor:
         return self._pass(pixel_values, visual_dtype, super().forward_native)
@@ -136,8 +136,8 @@ class _PassesRawPixels:
         before, _last.call = getattr(_last, "call", None), None
         if before is not None and before[0] is self:  # and nobody took it
             self.pair = False
-        self.passed = self.pair is True and pixels.dtype == torch.uint8
-        if self.passed:
+        if self.pair is True and pixels.dtype == torch.uint8:
+            self.under_way += pixels.numel()
             return pixels
         out = normalise(pixels, dtype)
         if self.pair is None and pixels.dtype == torch.uint8 and pixels.numel():
@@ -221,9 +221,11 @@ class _PatchLayer(EngineMixin):
                     stacklevel=2,
                 )
             return otherwise(x)
-        takes_over = self._takes_over(x)
-        self.engine.check_pixels(x, by_kernel=takes_over)
-        return self._product(x) if takes_over else otherwise(self.engine.normalised(x, self.weight))
+        x = self.engine.as_said(x)
+        if not self._takes_over(x):
+            return otherwise(self.engine.normalised(x, self.weight))
+        self.engine.check_magnitudes(x)
+        return self._product(x)
 
     def _takes_over(self, x: torch.Tensor) -> bool:
         whole = x.dim() == 4 or tuple(x.shape[2:]) == tuple(self.kernel_size)
@@ -251,9 +253,10 @@ class _PatchLayer(EngineMixin):
             )
             self.norm, norm.pair = (norm,), True
             return pixels.reshape(x.shape)
-        if not self.norm or not self.norm[0].passed:
+        if not self.norm or (x.dtype != torch.uint8 and not self.norm[0].under_way):
             return None
-        return x.to(torch.uint8)  # back from the type to which its tower cast it, in which 0 to 255 are exact
+        self.norm[0].under_way = max(0, self.norm[0].under_way - x.numel())
+        return self.engine.as_said(x)  # back from the type to which its tower cast it
 
 
 def _most_videos() -> int | None:

@@ -237,5 +237,6 @@ def test_repeated_calls_take_the_short_way_and_see_what_changed():
         assert torch.equal(cute_kernels.gemm(*wide, bias=bias, allow_tf32=True).cpu(), expected)
         with pytest.raises(TypeError, match="allow_tf32=True"):  # also when the shape is known
             cute_kernels.gemm(*wide, bias=bias)
-    with pytest.raises(NotImplementedError, match="no backward"):
-        cute_kernels.gemm(a.clone().requires_grad_(), b).float().sum().backward()
+    left = a.clone().requires_grad_()
+    cute_kernels.gemm(left, b).float().sum().backward()
+    torch.testing.assert_close(left.grad.float(), b.float().sum(0).expand_as(a), rtol=2**-7, atol=0)

@@ -9,7 +9,7 @@ from cute_kernels import layer_norm_linear, prepare_layer_norm_weight
 from tests.gpu import harness
 
 
-def call(m: int, n: int, k: int, precision: str) -> tuple[torch.Tensor, list, list]:
+def call(m: int, n: int, k: int) -> tuple[torch.Tensor, list, list]:
     """Rows, and the prepared weight on the device and on the CPU; of low contrast every third row, equal the last."""
     generator = torch.Generator().manual_seed(m)
     rows = torch.randint(0, 256, (m, k), generator=generator, dtype=torch.uint8)
@@ -17,7 +17,7 @@ def call(m: int, n: int, k: int, precision: str) -> tuple[torch.Tensor, list, li
     rows[-1] = 9
     given = [torch.randn(*shape, generator=generator).bfloat16() for shape in ((n, k), (n,), (k,), (k,))]
     weights = [
-        prepare_layer_norm_weight(*(each.to(device) for each in given), precision=precision)
+        prepare_layer_norm_weight(*(each.to(device) for each in given))
         for device in ("cuda", "cpu")
     ]
     return rows, *weights

@@ -75,7 +75,7 @@ def test_an_embedder(precision: str, dtype: torch.dtype) -> None:
         assert integration.is_converted(again) and torch.equal(run(again[0], rows, ids), got)
     with torch.no_grad():
         assert torch.equal(torch.cat(ours[0](rows, ids, return_dict=False), -1), got)
-    with pytest.raises(TypeError, match="do_rescale=False"):
+    with pytest.raises(ValueError, match="do_rescale=False"):
         run(ours[0], rows / 255, ids)
     assert torch.equal(run(integration.revert(ours)[0], rows / 255, ids), library)
 

@@ -238,7 +238,7 @@ def test_what_stands_in_place_is_called(what: str, first: str) -> None:
 
 
 def test_uint8_through_accelerates_hooks_is_normalised() -> None:
-    library, ours = siglip(), integration.convert(with_hooks(1.0)(siglip()), "int8")
+    library, ours = siglip(), integration.convert(with_hooks(1.0)(siglip()), "int8", mean=0.5, std=0.5)
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad(), pytest.warns(UserWarning, match="forward of its own, and is called"):
         got = ours(pixel_values=images).last_hidden_state
@@ -410,7 +410,7 @@ def test_both_passes_of_a_checkpoint_are_the_same_module(kind: str, training: bo
     images = torch.rand(2, 3, 64, 64) * 2 - 1
     if kind == "transformers":
         plain = embedding(siglip())
-        ours = embedding(integration.convert(siglip(), "fp8"))
+        ours = embedding(integration.convert(siglip(), "fp8", mean=0.5, std=0.5))
     else:
         layer = torch.nn.Conv2d(3, 16, 16, stride=16)
         plain = copy.deepcopy(layer)

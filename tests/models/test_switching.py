@@ -46,14 +46,14 @@ def test_any_order(seed: int) -> None:
         precision, place = choose.choice(list(ERRORS)), choose.randrange(len(models))
         model, state = models[place]
         if step == "enable":
-            enabled = precision if integration.enable(precision, models=["siglip"]) else enabled
+            enabled = precision if integration.enable(precision, models=["siglip"], mean=0.5, std=0.5) else enabled
         elif step == "disable":
             integration.disable()
             enabled = None
         elif step == "build":
             models.append((build(), enabled))
         elif step == "convert":
-            models[place] = (integration.convert(model, precision), precision)
+            models[place] = (integration.convert(model, precision, mean=0.5, std=0.5), precision)
         elif step == "revert":
             models[place] = (integration.revert(model), None)
         else:
@@ -73,21 +73,22 @@ def test_any_order(seed: int) -> None:
 @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("precision", ERRORS)
 def test_every_type_of_weights_and_pixels(precision: str, weights: torch.dtype) -> None:
-    """What the library's model takes, and uint8; integers multiply uint8 alone, unless the plain module runs."""
+    """What the library's model takes, and uint8; integers are raw in every type."""
     plain, raw = build(), raw_images()
-    ours = integration.convert(copy.deepcopy(plain).to(weights), precision)
+    ours = integration.convert(copy.deepcopy(plain).to(weights), precision, mean=0.5, std=0.5)
     with torch.no_grad():
         expected = plain(raw / 127.5 - 1).last_hidden_state
     for pixels in (torch.uint8, torch.bfloat16, torch.float16, torch.float32, torch.float64):
         rounded = 0.02 if torch.bfloat16 in (weights, pixels) else 2e-3  # of the tower, or of the pixels
         given = raw if pixels == torch.uint8 else (raw / 127.5 - 1).to(pixels)
         with torch.no_grad():
-            if precision.startswith("int") and pixels != torch.uint8 and weights != torch.float64:
-                with pytest.raises(TypeError, match="do_rescale=False"):
-                    ours(given)
-            else:
-                got = ours(given).last_hidden_state
-                assert got.dtype == weights and error(got, expected) < ERRORS[precision] + rounded
+            if precision == "int8" and pixels != torch.uint8:
+                for enabled in (False, True):
+                    with torch.set_grad_enabled(enabled), pytest.raises(ValueError, match="do_rescale=False"):
+                        ours(given)
+                given = raw.to(pixels)  # as a model casts them
+            got = ours(given).last_hidden_state
+            assert got.dtype == weights and error(got, expected) < ERRORS[precision] + rounded
         trained = ours(given).last_hidden_state  # with gradients, by the plain module
         assert trained.dtype == weights and error(trained.detach(), expected) < rounded
 

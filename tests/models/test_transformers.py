@@ -78,7 +78,7 @@ def test_siglip_from_a_checkpoint(siglip, precision):
     """Uint8 of a processor without normalisation, and normalised pixels, against the library's model."""
     processor = transformers.SiglipImageProcessorPil(size={"height": 64, "width": 64})
     plain = transformers.SiglipVisionModel.from_pretrained(siglip).eval()
-    integration.enable(precision)
+    integration.enable(precision, mean=0.5, std=0.5)
     ours = transformers.SiglipVisionModel.from_pretrained(siglip).eval()
     assert list(ours.state_dict()) == list(plain.state_dict())
     normalised, raw = processed(processor)["pixel_values"], processed(processor, **RAW)["pixel_values"]
@@ -93,7 +93,7 @@ def test_siglip_from_a_checkpoint(siglip, precision):
 
 @torch.no_grad()
 def test_the_bits_are_the_contracts(siglip):
-    integration.enable("int8")
+    integration.enable("int8", mean=0.5, std=0.5)
     ours = transformers.SiglipVisionModel.from_pretrained(siglip, dtype=torch.bfloat16).eval()
     module = embeddings(ours)
     pixels = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
@@ -108,7 +108,7 @@ def test_the_bits_are_the_contracts(siglip):
 @torch.no_grad()
 def test_another_resolution(siglip):
     plain = transformers.SiglipVisionModel.from_pretrained(siglip).eval()
-    ours = integration.convert(copy.deepcopy(plain), "fp16")
+    ours = integration.convert(copy.deepcopy(plain), "fp16", mean=0.5, std=0.5)
     raw = torch.randint(0, 256, (2, 3, 96, 80), dtype=torch.uint8)
     expected = plain(raw / 127.5 - 1, interpolate_pos_encoding=True).last_hidden_state
     assert error(ours(raw, interpolate_pos_encoding=True).last_hidden_state, expected) < ERRORS["fp16"]
@@ -122,7 +122,7 @@ def test_naflex_from_a_checkpoint(siglip2, precision):
     """Whole towers agree where tokens are; the embedding of padding rows is the library's too, of the same pixels."""
     processor = transformers.Siglip2ImageProcessorPil(patch_size=16, max_num_patches=25)
     plain = transformers.Siglip2VisionModel.from_pretrained(siglip2).eval()
-    integration.enable(precision)
+    integration.enable(precision, mean=0.5, std=0.5)
     ours = transformers.Siglip2VisionModel.from_pretrained(siglip2).eval()
     assert list(ours.state_dict()) == list(plain.state_dict())
     normalised, raw = processed(processor), processed(processor, **RAW)
@@ -143,7 +143,7 @@ def test_naflex_from_a_checkpoint(siglip2, precision):
 @torch.no_grad()
 def test_padding_rows_get_the_first_position(siglip2):
     plain = transformers.Siglip2VisionModel.from_pretrained(siglip2).eval()
-    for model in (plain, integration.convert(copy.deepcopy(plain), "fp16")):
+    for model in (plain, integration.convert(copy.deepcopy(plain), "fp16", mean=0.5, std=0.5)):
         module = embeddings(model)
         out = module(torch.full((1, 9, 768), 128, dtype=torch.uint8) / 127.5 - 1 if model is plain
                      else torch.full((1, 9, 768), 128, dtype=torch.uint8), torch.tensor([[2, 3]]))  # fmt: skip
@@ -175,7 +175,7 @@ QWEN = {
 @torch.no_grad()
 def test_qwen(family, precision):
     """Rows that the processor made: built under the library's own patching, and in a model that exists."""
-    integration.enable(precision)
+    integration.enable(precision, mean=0.5, std=0.5)
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     torch.manual_seed(0)
     plain = QWEN[family](module)
@@ -187,7 +187,7 @@ def test_qwen(family, precision):
     expected = plain(rows)
     got = ours(rows)
     assert got.shape == expected.shape and 1e-5 < error(got, expected) < ERRORS[precision]
-    converted = integration.convert(torch.nn.Sequential(copy.deepcopy(plain)), precision)
+    converted = integration.convert(torch.nn.Sequential(copy.deepcopy(plain)), precision, mean=0.5, std=0.5)
     assert torch.equal(converted(rows), got)
     assert ours(rows.bfloat16().float()).dtype == torch.float32
     # What trains is the library's convolution.
@@ -195,9 +195,7 @@ def test_qwen(family, precision):
         assert torch.equal(ours(rows), expected)
     # Raw rows are normalised, whoever multiplies them.
     raw = torch.randint(0, 256, rows.shape, dtype=torch.uint8)
-    normalisation = CLIP if family.startswith("qwen2") else ([0.5] * 3, [0.5] * 3)
-    mean, std = (torch.tensor(value).repeat_interleave(rows.shape[1] // 3) for value in normalisation)
-    expected = plain((raw / 255 - mean) / std)
+    expected = plain(raw / 127.5 - 1)
     assert error(ours(raw), expected) < ERRORS[precision]
     with torch.enable_grad():
         torch.testing.assert_close(ours(raw), expected, rtol=1e-5, atol=1e-5)
@@ -221,7 +219,7 @@ def test_a_whole_qwen_tower():
 
 def test_training_is_the_librarys(siglip):
     plain = transformers.SiglipVisionModel.from_pretrained(siglip)
-    ours = integration.convert(copy.deepcopy(plain), "int8")
+    ours = integration.convert(copy.deepcopy(plain), "int8", mean=0.5, std=0.5)
     raw = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():
         ours(raw)
@@ -237,7 +235,7 @@ def test_training_is_the_librarys(siglip):
 
 @torch.no_grad()
 def test_models_are_saved_copied_and_reverted(siglip):
-    integration.enable("int8")
+    integration.enable("int8", mean=0.5, std=0.5)
     ours = transformers.SiglipVisionModel.from_pretrained(siglip).eval()
     raw = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
     expected = ours(raw).last_hidden_state
@@ -308,7 +306,7 @@ def test_hooks_on_the_layer_are_called(siglip):
         ({"precision": "int4"}, ValueError, "precision"),
         ({"models": "siglip"}, TypeError, "sequence"),
         ({"models": ["vit"]}, ValueError, "'vit'"),
-        ({"precision": "int8", "models": ["qwen2_vl"]}, ValueError, "casts pixels"),
+        ({"precision": "bf16", "models": ["gemma4_unified"]}, ValueError, "must be 'int8'"),
         ({"mean": (0.5, 0.5)}, ValueError, "mean"),
         ({"std": 0}, ValueError, "std"),
         ({"pixels": "floats"}, ValueError, "pixels"),
@@ -321,8 +319,19 @@ def test_arguments_that_enable_refuses(arguments, error_type, message):
     assert not monkey_patching.get_patch_mapping()
 
 
-def test_integers_leave_qwen_alone():
-    assert integration.enable("int8") == ("siglip", "siglip2", "gemma4", "gemma4_unified")
+@torch.no_grad()
+def test_integers_take_the_pixels_that_a_model_cast():
+    module = importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
+    assert "qwen2_vl" in integration.enable("int8", models=["qwen2_vl"], mean=CLIP[0], std=CLIP[1])
+    plain = QWEN["qwen2_vl"](module)
+    with monkey_patching.apply_patches():
+        ours = QWEN["qwen2_vl"](module)
+    ours.load_state_dict(plain.state_dict())
+    raw = torch.randint(0, 256, (24, plain.proj.weight[0].numel()), dtype=torch.uint8)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        assert torch.equal(ours(raw.to(dtype)), ours(raw))
+    with pytest.raises(ValueError, match="others than whole numbers"):
+        ours(raw + 0.5)
 
 
 def test_somebody_elses_replacement_is_not_overwritten():
@@ -357,8 +366,8 @@ def test_pixels_that_are_not_what_was_promised(siglip):
         integration.convert(model)(raw.float())
     with pytest.raises(TypeError, match="normalised pixels were promised"):
         integration.convert(model, pixels="normalised")(raw)
-    with pytest.raises(TypeError, match="do_rescale=False"):
-        integration.convert(model, "int8")(raw / 127.5 - 1)
+    with pytest.raises(ValueError, match="do_rescale=False"):
+        integration.convert(model, "int8", mean=0.5, std=0.5)(raw / 127.5 - 1)
 
 
 def test_without_transformers_the_extra_is_named():
@@ -380,7 +389,7 @@ def test_a_model_tells_whether_it_is_converted(siglip):
     pixels = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     before = transformers.SiglipVisionModel.from_pretrained(siglip).eval()
     expected = embeddings(before)(pixels / 127.5 - 1)
-    integration.enable("int8")
+    integration.enable("int8", mean=0.5, std=0.5)
     by_constructor = transformers.SiglipVisionModel(before.config)
     for model in (before, by_constructor):
         assert not integration.is_converted(model) and "int8" not in repr(model)
@@ -405,6 +414,7 @@ def test_a_model_tells_whether_it_is_converted(siglip):
 )  # fmt: skip
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_images_of_a_wrong_shape_are_named(siglip, precision, shape, words, keywords) -> None:
-    model = integration.convert(transformers.SiglipVisionModel.from_pretrained(siglip).eval(), precision)
+    plain = transformers.SiglipVisionModel.from_pretrained(siglip).eval()
+    model = integration.convert(plain, precision, mean=0.5, std=0.5)
     with torch.no_grad(), pytest.raises(ValueError, match=f"pixel_values has shape .*{words}"):
         model(pixel_values=torch.zeros(shape, dtype=torch.uint8), **keywords)

@@ -46,7 +46,7 @@ def test_changes_of_an_operator(operator: str, source: str, expected: list[str])
     [
         ("models/nn/engine.py", "tensors[1].shape[0] % 8", "tensors[1].shape[0] % 4"),
         ("models/nn/engine.py", 'is_meta or self.options.precision == "auto" else', "is_meta else"),
-        ("models/transformers.py", ' or why_own(self, "resize_positional_embeddings")', ""),
+        ("models/transformers.py", " or why_own(self, self.library, kind)", ""),
         ("emulator/machine/launch/capacity.py", "threads = -(-threads // 32) * 32", "pass"),
         ("emulator/reports/hangs.py", "any(each.barrier is not None and", "all(each.barrier is not None and"),
         ("emulator/reports/sarif.py", "if os.path.isabs(path)", "if False"),

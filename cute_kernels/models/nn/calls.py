@@ -1,14 +1,145 @@
-"""Parts of a module's call besides its class's own forward: hooks, adapters, forwards of one instance.
+"""What a module's call computes besides what the file of its library says: hooks, adapters, replaced code, modes.
 
-A replaced forward that reads a submodule's parameters instead of calling it asks here first whether that is the same.
+A forward in place of a library's asks here in every call whether the function is still the one that it stands for.
+Only what is exactly as known is replaced, so what nobody thought of is called.
 """
 
 from __future__ import annotations
 
-from types import MethodType
+import sys
+from collections.abc import Callable
+from operator import attrgetter, itemgetter
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
 from torch.nn.modules import module as global_hooks
+from torch.utils._device import DeviceContext
+
+
+class Known:
+    """Forwards of classes and all that their code names, as files of the libraries define it; asked in every call.
+
+    Names are followed from ``forward``: attributes of the class, which may be functions that name others, and what the
+    class's file and torch have of these names. So whatever somebody puts in place of one of them is noticed.
+
+    Args:
+        kinds: the classes.
+        entries: what is called of them first.
+    """
+
+    def __init__(self, *kinds: type, entries: tuple[str, ...] = ("forward",)) -> None:
+        self._foreign: str | None = None
+        self._spaces: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
+        own = {kind: self._follow(kind, list(entries)) for kind in kinds}
+        self.methods = {kind: tuple(name for name in names if name != "forward") for kind, names in own.items()}
+        self._checks = [(kind, *_getter(attrgetter, names)) for kind, names in own.items()]
+        self._checks += [(space, *_getter(itemgetter, names)) for space, names in self._spaces.values()]
+
+    def _follow(self, kind: type, pending: list[str]) -> dict[str, object]:
+        """Attributes of a class that these names lead to; beside them, `_spaces` gets what the code finds elsewhere."""
+        own: dict[str, object] = {}
+        while pending:
+            name = pending.pop()
+            owner = next((base for base in kind.__mro__ if name in vars(base)), None)
+            if owner is None or name in own:
+                continue
+            own[name] = getattr(kind, name)
+            function = vars(owner)[name]
+            function = _undecorated(getattr(function, "__func__", getattr(function, "fget", function)), owner)
+            if not isinstance(function, FunctionType):
+                continue
+            if function.__code__.co_filename != sys.modules[owner.__module__].__file__:
+                other = f"{function.__module__}.{function.__qualname__}"
+                self._foreign = f"{owner.__name__} has {other} as its {name}"
+            used = set() if owner is torch.nn.Module else _names(function.__code__)
+            pending += [each for each in used if not hasattr(torch.nn.Module, each)]
+            for space in (function.__globals__, *map(vars, (torch.nn.functional, torch, torch.Tensor))):
+                found = {each: space[each] for each in used & space.keys() if not isinstance(space[each], ModuleType)}
+                for each, value in found.items():
+                    if isinstance(value, FunctionType) and _package(value) not in ("torch", _package(function)):
+                        self._foreign = f"{each} is {value.__module__}.{value.__qualname__}"
+                if found:
+                    key = id(space) if isinstance(space, dict) else 0  # a class gives another view at each look
+                    self._spaces.setdefault(key, (space, {}))[1].update(found)
+        return own
+
+    @property
+    def is_pristine(self) -> bool:
+        """Whether all was the library's when this was made."""
+        return self._foreign is None
+
+    def why(self) -> str | None:
+        """Why a call may compute another function than the libraries' files say; None where it does not."""
+        try:
+            for space, get, values in self._checks:
+                if get(space) != values:
+                    break
+            else:
+                return self._foreign
+        except (AttributeError, KeyError):
+            pass
+        return f"{next(iter(self.methods)).__name__} calls other code than its library's"
+
+
+def _undecorated(function: object, owner: type) -> object:
+    """The function in decorators of the library that has the class."""
+    library = owner.__module__.partition(".")[0]
+    while isinstance(function, FunctionType) and hasattr(function, "__wrapped__") and _package(function) == library:
+        function = function.__wrapped__
+    return function
+
+
+def _package(function: FunctionType) -> str:
+    """Where a function's code was written, whatever it says of itself."""
+    return str(function.__globals__.get("__name__")).partition(".")[0]
+
+
+def _names(code: CodeType) -> set[str]:
+    """What a function and those inside it name."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _getter(kind: type, names: dict[str, object]) -> tuple[Callable[[Any], tuple], tuple]:
+    """Gets all of these names at once, and what it got: tuples, whose items are compared by identity first."""
+    items = list(names.items())
+    items = items if len(items) > 1 else items * 2  # of one name no tuple would come
+    return kind(*(name for name, _ in items)), tuple(value for _, value in items)
+
+
+_KNOWN: dict[tuple[type, ...], Known] = {}
+
+
+def known(*kinds: type) -> Known:
+    """`Known` of these classes, made once unless something was replaced before: that may be undone."""
+    found = _KNOWN.get(kinds) or Known(*kinds)
+    if found.is_pristine:
+        _KNOWN[kinds] = found
+    return found
+
+
+_CALLS = Known(torch.nn.Module, entries=("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__"))
+
+
+@torch.compiler.assume_constant_result
+def why_code(*kinds: type) -> str | None:
+    """`Known.why` of these classes, made once: of what was replaced before, the file that defines it tells."""
+    return known(*kinds).why()
+
+
+def why_seen() -> str | None:
+    """Why operations may be others than a module calls: modes that see each of them, another ``Module.__call__``.
+
+    Device contexts, which are modes, and those of this package change no numbers.
+    """
+    for level in range(torch._C._len_torch_function_stack()):
+        mode = type(torch._C._get_function_stack_at(level))
+        if mode is not DeviceContext and not mode.__module__.startswith("cute_kernels."):
+            return f"the mode {mode.__name__} sees what torch computes"
+    if torch._C._len_torch_dispatch_stack():
+        return f"the mode {type(torch._C._get_dispatch_stack_at(0)).__name__} sees what torch computes"
+    return _CALLS.why()
 
 
 def why_called(name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) -> str | None:
@@ -58,9 +189,20 @@ def why_no_patches(name: str, layer: torch.nn.Conv2d | torch.nn.Conv3d) -> str |
     return None
 
 
-def why_own(module: torch.nn.Module, *names: str) -> str | None:
-    """Calls of a module with methods of the instance in place of its class's."""
-    return next((f"{type(module).__name__} has a {name} of its own" for name in names if name in vars(module)), None)
+def why_own(module: torch.nn.Module, *kinds: type) -> str | None:
+    """Why a module of the first of these classes does not compute what their files say, or None.
+
+    Its own methods count, and everything of `why_code`.
+    """
+    for name in _methods(*kinds):
+        if name in vars(module):
+            return f"{type(module).__name__} has a {name} of its own"
+    return why_code(*kinds)
+
+
+@torch.compiler.assume_constant_result
+def _methods(*kinds: type) -> tuple[str, ...]:
+    return known(*kinds).methods[kinds[0]]
 
 
 # --- forwards of an instance -----------------------------------------------------------------------------------------

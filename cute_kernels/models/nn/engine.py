@@ -6,6 +6,7 @@ kernels read is made from them, kept beside them and made anew when they change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,10 @@ from warnings import warn
 import torch
 
 from cute_kernels.models.nn import availability, traced
+from cute_kernels.models.nn.calls import why_seen
 from cute_kernels.models.nn.options import PatchOptions
 from cute_kernels.models.nn.origin import Origin
+from cute_kernels.models.nn.pixels import Contradictions
 from cute_kernels.operations import gemm as gemm_operation
 from cute_kernels.operations import patch_embed as patch_embed_operation
 from cute_kernels.operations import patch_embed_images as images_operation
@@ -43,6 +46,14 @@ def check_tensor(name: str, value: object) -> None:
     if value.is_nested or value.layout is not torch.strided:
         kind = "a nested tensor" if value.is_nested else f"of layout {value.layout}"
         raise TypeError(f"{name} is {kind}: must be a strided tensor")
+
+
+def _cast(out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A kernel's result in the type of the weight; largest numbers of float16 stay finite."""
+    cast = out.to(dtype)
+    if dtype == torch.float16 and out.dtype == torch.bfloat16:
+        return torch.where(out.abs() == 2**16, out.sign().to(dtype) * torch.finfo(dtype).max, cast)
+    return cast
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,9 @@ class PatchEngine:
     def __init__(self, options: PatchOptions) -> None:
         self.options = options
         self.text = options.text()
+        self.contradictions = Contradictions()
+        # Whether whatever stands around the layer is given normalised pixels, and gives it those.
+        self.behind_adapter = False
         # Kind of weight -> the parameters that it was made from, and what was made.
         self._prepared: dict[str, tuple[Origin, Any]] = {}
 
@@ -100,8 +114,8 @@ class PatchEngine:
         It does while gradients are wanted that no kernel's operation has (`_trains`), while a graph is traced
         or exported as plain torch, under transformations of `torch.func` and forward-mode autograd, for parameters that
         are no plain bfloat16, float16 or float32 tensors, for features that are no multiple of 8, for float32 weights
-        of precision "auto", and on devices without a kernel.
-        Of the last, and of gradients of a module that is not in ``training``, a warning tells.
+        of precision "auto", for no pixels at all, where a mode of torch sees each operation, and on devices without a
+        kernel. Of the last two, and of gradients of a module that is not in ``training``, a warning tells.
 
         Args:
             pixels: images or rows.
@@ -118,7 +132,9 @@ class PatchEngine:
                 return False
         if any(parameter.dtype not in _FLOATS for parameter in tensors[1:]) or tensors[1].shape[0] % 8:
             return False
-        if self.options.precision_for(tensors[1].dtype) is None:
+        if self.options.precision_for(tensors[1].dtype) is None or (self.behind_adapter and self.options.integer):
+            return False
+        if not availability.traced() and not pixels.numel():
             return False
         if self._wants_gradients(*tensors) and not self._trains(*tensors[:2]):
             if torch.is_grad_enabled() and not training and not pixels.requires_grad:
@@ -129,7 +145,8 @@ class PatchEngine:
                     stacklevel=4,
                 )
             return False
-        reason = availability.no_device(pixels.device, self.options.backend)
+        reason = None if availability.traced() else why_seen()
+        reason = reason or availability.no_device(pixels.device, self.options.backend)
         if reason is None and self.options.integer and pixels.dtype == torch.uint8 and not availability.traced():
             reason = self._no_integer_kernel(pixels, parameters[0])
         if reason is not None:
@@ -158,7 +175,7 @@ class PatchEngine:
         *,
         training: bool,
     ) -> bool:
-        """`takes_over`, unless something in the place of a layer has to be called; outside of training a warning tells.
+        """`takes_over` and `check_magnitudes`, unless something has to be called; outside of training a warning tells.
 
         Args:
             why: what has to be called, or None.
@@ -166,7 +183,10 @@ class PatchEngine:
             parameters: gives those of `takes_over`, where nothing has to be called.
         """
         if why is None:
-            return self.takes_over(pixels, *parameters(), training=training)
+            takes_over = self.takes_over(pixels, *parameters(), training=training)
+            if takes_over:
+                self.check_magnitudes(pixels)
+            return takes_over
         if not training and self.options.backend != "torch":
             warn(f"{why}, and is called. The plain torch module runs instead.", stacklevel=4)
         return False
@@ -195,55 +215,82 @@ class PatchEngine:
             options.backend,
         )
 
-    def check_pixels(self, pixels: torch.Tensor, *, by_kernel: bool) -> None:
-        """Refuses pixels of another type than promised, floating-point ones that nobody normalised, those beyond FP8.
+    def as_said(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Pixels as the options say that they are: raw ones as uint8, also where a model cast them.
 
-        All but the first needs their values, which are looked at for CPU tensors only: on a GPU the host would have to
-        wait, and pixels beyond FP8 give NaN. The plain module takes what it always took.
+        In graphs, under transformations and where gradients of them are wanted they stay of the type that they have.
 
         Args:
             pixels: images or rows.
-            by_kernel: whether a kernel is to multiply them; otherwise the plain module is.
 
         Raises:
-            TypeError, ValueError: as said.
+            TypeError: another type than promised.
+            ValueError: raw pixels that are no whole numbers from 0 to 255, on a GPU those of an earlier call; pixels to
+                be normalised with mean and standard deviation that are not known.
+        """
+        options, raw = self.options, self.options.raw and not self.behind_adapter
+        if not availability.traced():
+            self.contradictions.report()
+        if pixels.dtype == torch.uint8 and options.pixels == "normalised":
+            raise TypeError(
+                "images has dtype torch.uint8, which is raw, and normalised pixels were promised: normalise them, "
+                "or say pixels='auto' to have them normalised here with mean and std"
+            )
+        if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
+            raise TypeError(f"images has dtype {pixels.dtype}: must be torch.uint8 and floating-point types")
+        if options.mean is None and (raw or pixels.dtype == torch.uint8 or options.precision == "fp8"):
+            raise ValueError(
+                "mean and std are not known, which raw pixels are normalised with and precision = 'fp8' reaches to: "
+                "must be said at conversion, by processor=.., or by mean=.. and std=.."
+            )
+        if pixels.dtype == torch.uint8 or not raw or availability.in_graph():
+            return pixels
+        if not availability.is_plain(pixels) or availability.is_transformed(pixels):
+            return pixels
+        given = pixels.detach()
+        given = given.to(torch.float32) if given.dtype.itemsize == 1 else given  # E4M3 is compared with nothing
+        out = given.to(torch.uint8)
+        promise = "pixels = 'raw'" if options.pixels == "raw" else f"precision is {options.precision!r}"
+        self.contradictions.note(
+            (out != given).any(),
+            f"images has dtype {pixels.dtype} and {promise}, and there are others than whole numbers from 0 to 255: "
+            "must be raw pixels (of a processor with do_rescale=False and do_normalize=False); 'bf16', 'fp16' and "
+            "'fp8' take normalised ones",
+        )
+        return pixels if pixels.requires_grad and torch.is_grad_enabled() else out
+
+    def check_magnitudes(self, pixels: torch.Tensor) -> None:
+        """Refuses floating-point pixels that nobody normalised, or that FP8 does not represent.
+
+        On a GPU the former are noted for the next call, and the latter give NaN.
+
+        Args:
+            pixels: that a kernel is to multiply: the plain module takes what it always took.
+
+        Raises:
+            ValueError: as said.
         """
         options = self.options
-        if pixels.dtype == torch.uint8:
-            if options.pixels == "normalised":
-                raise TypeError(
-                    "images has dtype torch.uint8, which is raw, and normalised pixels were promised: normalise them, "
-                    "or say pixels='auto' to have them normalised here with mean and std"
-                )
-            return
-        if not pixels.is_floating_point():
-            raise TypeError(f"images has dtype {pixels.dtype}: must be torch.uint8 and floating-point types")
-        if options.pixels == "raw" or (options.integer and by_kernel):
-            why = "raw pixels were promised" if options.pixels == "raw" else f"precision is {options.precision!r}"
-            raise TypeError(
-                f"images has dtype {pixels.dtype} and {why}: must be torch.uint8 (of a processor with "
-                "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
-            )
-        if by_kernel and pixels.device.type == "cpu" and not availability.traced() and pixels.numel():
-            self._check_magnitudes(pixels.detach())
-
-    def _check_magnitudes(self, pixels: torch.Tensor) -> None:
-        options = self.options
         fp8 = options.precision == "fp8"
-        if options.pixels == "normalised" and not fp8:
+        if availability.traced() or not pixels.is_floating_point() or not pixels.numel():
             return
-        values = pixels.to(torch.float32) if pixels.dtype.itemsize == 1 else pixels  # E4M3 has no maximum
-        largest, bound = float(values.abs().amax()), options.bound
-        reach = (
-            f"images has magnitudes up to {largest:.4g}, and pixels normalised with mean {list(options.mean)} and std "
-            f"{list(options.std)} reach {bound:.4g}"
-        )
-        if options.pixels != "normalised" and largest > _RAW_FACTOR * bound:
-            raise ValueError(
-                f"{reach}: they look raw. Allowed: raw pixels as torch.uint8, or normalised ones, which "
-                "pixels='normalised' promises whatever their magnitude"
+        if options.pixels == "normalised" and not (fp8 and not pixels.is_cuda):
+            return
+        values = pixels.detach()
+        values = values.to(torch.float32) if values.dtype.itemsize == 1 else values  # E4M3 has no maximum
+        largest, bound = torch.linalg.vector_norm(values, math.inf), options.bound
+        reach = "pixels of the mean and std of any model in use reach"
+        if options.mean is not None:
+            reach = f"pixels normalised with mean {list(options.mean)} and std {list(options.std)} reach"
+        here = "" if pixels.is_cuda else f" up to {float(largest):.4g}"
+        reach = f"images has magnitudes{here}, and {reach} {bound:.4g}"
+        if options.pixels != "normalised":  # a NaN, which is larger than nothing, hides magnitudes
+            self.contradictions.note(
+                ~(largest <= _RAW_FACTOR * bound),
+                f"{reach}: they look raw, or have NaN. Allowed: raw pixels as torch.uint8 or with pixels='raw', or "
+                "normalised ones, which pixels='normalised' promises whatever their magnitude",
             )
-        if fp8 and largest * (E4M3_MAX / bound) > _E4M3_REACH:
+        if fp8 and not pixels.is_cuda and float(largest) * (E4M3_MAX / bound) > _E4M3_REACH:
             raise ValueError(
                 f"{reach}, which is all that precision = 'fp8' represents. Allowed: the mean and std that these pixels "
                 "were normalised with, or another precision"
@@ -312,6 +359,8 @@ class PatchEngine:
     def _images(self, images, weight: torch.Tensor, bias, pos_embed) -> torch.Tensor:
         prepared = self.prepared("images", weight)
         patch = self.patch(weight)
+        if pos_embed is not None and weight.dtype == torch.float16 and self.options.precision in ("int8", "fp8"):
+            return self._images(images, weight, bias, None).add_(pos_embed.to(weight.dtype))  # past BF16's rounding
         if images.is_floating_point() and images.dtype not in _FLOATS:
             images = images.to(torch.float32)
         if isinstance(prepared, Fp8Weight):
@@ -319,11 +368,11 @@ class PatchEngine:
             rows = rows.view(images.shape[0], self._positions(images, patch), rows.shape[1])
             if not images.shape[0]:
                 return rows.new_empty(*rows.shape[:2], weight.shape[0], dtype=weight.dtype)
-            return self._fp8(rows, prepared, bias, pos_embed).to(weight.dtype)
+            return _cast(self._fp8(rows, prepared, bias, pos_embed), weight.dtype)
         images = self._whole(images, weight)
         out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None:
-            return self._by_images(images, prepared, bias, pos_embed, out_dtype).to(weight.dtype)
+            return _cast(self._by_images(images, prepared, bias, pos_embed, out_dtype), weight.dtype)
         rows = patch_rows(self._normalised(images).to(prepared.normalised.dtype), patch)
         out = self._product(rows, prepared.normalised, bias, weight.dtype)
         out = out.view(images.shape[0], self._positions(images, patch), out.shape[1])
@@ -357,23 +406,25 @@ class PatchEngine:
         return self._rows(rows, weight, bias, table, index)
 
     def _rows(self, rows, weight: torch.Tensor, bias, table=None, index=None) -> torch.Tensor:
-        flat, n, still = rows.reshape(-1, rows.shape[-1]), weight.shape[0], self.is_still(rows, weight)
+        flat, n, still = rows.reshape(-1, rows.shape[-1]).contiguous(), weight.shape[0], self.is_still(rows, weight)
         if not flat.shape[0]:
             return torch.empty(*rows.shape[:-1], n, dtype=weight.dtype, device=rows.device)
+        if table is not None and weight.dtype == torch.float16 and self.options.precision == "fp8":
+            return self._rows(rows, weight, bias).add_(table.to(weight.dtype)[index.long()])
         if self.options.precision == "fp8":
             values = self._e4m3(self._normalised(flat))
             where = None if index is None else index.reshape(-1)
-            out = self._fp8(values, self.prepared("rows", weight, still), bias, table, where).to(weight.dtype)
-            return out.view(*rows.shape[:-1], n)
+            out = self._fp8(values, self.prepared("rows", weight, still), bias, table, where)
+            return _cast(out, weight.dtype).view(*rows.shape[:-1], n)
         out_dtype = None
         if rows.dtype == torch.uint8:
             images = self._one_patch_images(flat, weight)
             out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None and self._reads_rows(flat):
-            out = self._by_rows(flat, self.prepared("images", weight, still), bias).to(weight.dtype)
+            out = _cast(self._by_rows(flat, self.prepared("images", weight, still), bias), weight.dtype)
         elif out_dtype is not None:
             prepared = self.prepared("images", weight, still)
-            out = self._by_images(images, prepared, bias, None, out_dtype).to(weight.dtype)
+            out = _cast(self._by_images(images, prepared, bias, None, out_dtype), weight.dtype)
         else:
             matrix = self.prepared("rows", weight, still)
             out = self._product(self._normalised(flat).to(matrix.dtype), matrix, bias, weight.dtype)
@@ -389,6 +440,8 @@ class PatchEngine:
             pixels, weight, bias: as of those two.
             table: ``[S, N]`` positions of images, or None.
         """
+        pixels = self.as_said(pixels)
+        self.check_magnitudes(pixels)
         if self.options.integer and (reason := self._no_integer_kernel(pixels, weight)) is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=2)
             return self.plain(pixels, weight, bias, table)
@@ -412,20 +465,20 @@ class PatchEngine:
         return out if table is None else out + table.to(out.dtype)
 
     def normalised(self, pixels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Pixels for the plain module: those of uint8 normalised in FP32, in the type of ``weight``.
+        """Pixels for the plain module: raw ones normalised in FP32, in the type of ``weight``.
 
         Raises:
-            TypeError: uint8 pixels, and a weight that is stored in another type than its layer computes in.
+            TypeError: raw pixels, and a weight that is stored in another type than its layer computes in.
         """
         computes = weight.dtype in (*_FLOATS, torch.float64)
-        if pixels.dtype != torch.uint8:
+        if pixels.dtype != torch.uint8 and (self.behind_adapter or not self.options.raw):
             return pixels.to(weight.dtype) if computes else pixels
         if not computes:
             raise TypeError(
-                f"images has dtype torch.uint8 and the layer's weight is stored as {weight.dtype}, which does not say "
-                "in what type its pixels are to be: must be normalised pixels of a floating-point type"
+                f"images has dtype {pixels.dtype}, raw, and the layer's weight is stored as {weight.dtype}, which does "
+                "not say in what type its pixels are to be: must be normalised pixels of a floating-point type"
             )
-        return self._normalised(pixels).to(weight.dtype)
+        return self._scaled(pixels).to(weight.dtype)
 
     def patch(self, weight: torch.Tensor) -> int:
         """Side of a patch in pixels."""
@@ -490,6 +543,7 @@ class PatchEngine:
         if options.precision == "fp8":
             return Fp8Weight.of(self._chw(weight) if kind == "images" else weight.flatten(1))
         precision = options.precision_for(dtype)
+        half = (0.5,) * options.channels  # with no pixels to normalise
         if kind == "rows":
             return weight.flatten(1).to(patch_weight.WIDE_TYPES[precision]).contiguous()
         if weight.dim() == 5:
@@ -499,8 +553,8 @@ class PatchEngine:
             precision=precision,
             order=options.order if weight.dim() == 2 else "chw",
             channels=weight.shape[1] if weight.dim() == 4 else options.channels * frames,
-            mean=[value for value in options.mean for _ in range(frames)],
-            std=[value for value in options.std for _ in range(frames)],
+            mean=[value for value in options.mean or half for _ in range(frames)],
+            std=[value for value in options.std or half for _ in range(frames)],
         )
 
     def forget(self) -> None:
@@ -536,13 +590,15 @@ class PatchEngine:
     # --- pieces ----------------------------------------------------------------------------------------------------
 
     def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 pixels in FP32 as a processor has them; others as they are.
+        """uint8 pixels in FP32 as a processor has them; others as they are."""
+        return self._scaled(pixels) if pixels.dtype == torch.uint8 else pixels
+
+    def _scaled(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Raw pixels in FP32 as a processor has them.
 
         Args:
             pixels: ``[B, C, H, W]``, or rows in the order of the options, of any number of frames.
         """
-        if pixels.dtype != torch.uint8:
-            return pixels
         mean, std = (patch_weight.of_channels(values, pixels) for values in (self.options.mean, self.options.std))
         scaled = pixels.to(torch.float32) / 255
         if pixels.dim() == 4:
@@ -623,7 +679,7 @@ class PatchEngine:
         patch = self.patch(weight)
         if rows.shape[-1] != weight[0].numel() and not self.is_still(rows, weight):
             raise ValueError(f"rows has K = {rows.shape[-1]}: must be {weight[0].numel()}")
-        rows = rows.reshape(-1, rows.shape[-1])
+        rows = rows.reshape(-1, rows.shape[-1]).contiguous()
         if self.options.order == "hwc":
             return rows.view(-1, patch, patch, rows.shape[-1] // patch**2).permute(0, 3, 1, 2)
         return rows.view(-1, rows.shape[-1] // patch**2, patch, patch)

@@ -14,11 +14,10 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from cute_kernels.models.nn.calls import change_class, check_reachable, reaches_class, why_no_patches
+from cute_kernels.models.nn.calls import change_class, check_reachable, reaches_class, why_code, why_no_patches
 from cute_kernels.models.nn.engine import PatchEngine, check_tensor
 from cute_kernels.models.nn.options import Order, PatchOptions
 from cute_kernels.models.nn.positions import Interpolation, PositionCache, checked_grid
-from cute_kernels.models.nn.raw import pixels_of
 
 
 def _made_by_an_adapter(plain: type[torch.nn.Module], arguments: tuple, named: dict[str, Any]) -> torch.nn.Module:
@@ -96,7 +95,6 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
             ValueError: positions that do not fit; another shape, as the plain module refuses it: uint8 pixels are
                 normalised before that one sees them, and would be broadcast to the channels of the mean.
         """
-        input = pixels_of(input)
         check_tensor("input", input)
         channels, patch = self.weight.shape[1] * self.groups, self.weight.shape[-1]
         if input.dim() not in (3, 4) or input.shape[-3] != channels or min(input.shape[-2:]) < patch:
@@ -112,11 +110,11 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
     def _batch(
         self, images: torch.Tensor, pos_embed: torch.Tensor | None, native: tuple[int, int] | None
     ) -> torch.Tensor:
-        why = why_no_patches("the layer", self)
+        images = self.engine.as_said(images)
+        why = why_no_patches("the layer", self) or why_code(torch.nn.Conv2d)
         takes_over = self.engine.takes_over_unless(
             why, images, lambda: (self.weight, self.bias, pos_embed), training=self.training
         )
-        self.engine.check_pixels(images, by_kernel=takes_over)
         out = None if takes_over else super().forward(self.engine.normalised(images, self.weight))
         patch = self.weight.shape[-1]
         patches = (images.shape[2] // patch, images.shape[3] // patch) if out is None else tuple(out.shape[2:])
@@ -141,12 +139,13 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
             TypeError: pixels of a type that is not allowed, or that are no strided tensor.
             ValueError: rows of another length.
         """
-        input = pixels_of(input)
         check_tensor("input", input)
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise ValueError(f"input has shape {list(input.shape)}: must be [.., {self.in_features}]")
-        takes_over = self.engine.takes_over(input, self.weight, self.bias, training=self.training)
-        self.engine.check_pixels(input, by_kernel=takes_over)
+        input = self.engine.as_said(input)
+        takes_over = self.engine.takes_over_unless(
+            why_code(torch.nn.Linear), input, lambda: (self.weight, self.bias), training=self.training
+        )
         if not takes_over:
             return super().forward(self.engine.normalised(input, self.weight))
         return self.engine.rows(input, self.weight, self.bias)

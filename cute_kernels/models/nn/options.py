@@ -18,6 +18,8 @@ Order = Literal["chw", "hwc"]
 Pixels = Literal["auto", "raw", "normalised"]
 Backend = Literal["auto", "emulator", "reference", "torch"]
 
+_FURTHEST = 2.64
+"""`PatchOptions.bound` of ImageNet's mean and std, which of those in use reach furthest."""
 _AUTOMATIC = {dtype: name for name, dtype in patch_weight.WIDE_TYPES.items()}
 
 
@@ -35,11 +37,13 @@ class PatchOptions:
         frames: T of rows ``[C, T, p, p]`` and their weight. Rows may have one frame instead, of a still image, whose T
             frames are equal: it is multiplied by the sum of the weight's frames. Layers and `PatchEmbed` have 1.
         mean, std: the normalisation of the model's processor, one number or one per channel, of pixels
-            that were divided by 255. uint8 images are normalised with them; they also bound what normalised pixels can
+            that were divided by 255. Raw images are normalised with them; they also bound what normalised pixels can
             be, which is the range that ``"fp8"`` represents: pixels beyond it raise ValueError on a CPU and give NaN
-            on a GPU.
-        pixels: what is promised: ``"raw"`` refuses floating-point pixels, ``"normalised"`` refuses uint8, ``"auto"``
-            takes uint8 as raw and floating point as normalised, unless, on a CPU, its magnitudes are those of raw ones.
+            on a GPU. None where they are not known: raw pixels and ``"fp8"`` are refused then.
+        pixels: what they are. ``"raw"``: whole numbers from 0 to 255, as uint8 or in a floating-point type to which a
+            model cast them; ``"int8"`` implies it. ``"normalised"`` refuses uint8, and looks at no values. ``"auto"``
+            takes uint8 as raw and floating point as normalised, and refuses magnitudes of raw ones. Other values
+            than these are refused on a CPU; on a GPU they are counted, and a later call raises ValueError.
         backend: ``"auto"``, ``"emulator"`` and ``"reference"`` as for `cute_kernels.patch_embed_images`; ``"torch"``
             is the plain module, for comparison.
 
@@ -51,8 +55,8 @@ class PatchOptions:
     order: Order = "chw"
     channels: int = 3
     frames: int = 1
-    mean: PerChannel = 0.5
-    std: PerChannel = 0.5
+    mean: PerChannel | None = 0.5
+    std: PerChannel | None = 0.5
     pixels: Pixels = "auto"
     backend: Backend = "auto"
 
@@ -68,14 +72,22 @@ class PatchOptions:
             raise ValueError(f"frames = {self.frames} with order = {self.order!r}: must be 1, or order = 'chw'")
         if self.integer and self.pixels == "normalised":
             raise ValueError(f"pixels = 'normalised' with precision = {self.precision!r}, which multiplies uint8")
-        mean, std = patch_weight.checked_normalisation(self.mean, self.std, self.channels)
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "std", std)
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(f"mean = {self.mean!r} with std = {self.std!r}: must be both known, or both None")
+        if self.mean is not None:
+            mean, std = patch_weight.checked_normalisation(self.mean, self.std, self.channels)
+            object.__setattr__(self, "mean", mean)
+            object.__setattr__(self, "std", std)
 
     @property
     def integer(self) -> bool:
-        """Whether uint8 pixels are the only ones that the precision multiplies."""
+        """Whether raw pixels are the only ones that the precision multiplies."""
         return self.precision == "int8"
+
+    @property
+    def raw(self) -> bool:
+        """Whether pixels are raw, of whatever type they come in."""
+        return self.pixels == "raw" or self.integer
 
     def precision_for(self, weight: torch.dtype) -> str | None:
         """Precision of products with a weight of this type; None where they are left to the plain module."""
@@ -96,10 +108,14 @@ class PatchOptions:
         Raises:
             ValueError: means or standard deviations that differ, of another number of channels.
         """
+        if self.mean is None:
+            return dataclasses.replace(self, channels=channels)
         mean, std = (values[0] if len(set(values)) == 1 else values for values in (self.mean, self.std))
         return dataclasses.replace(self, channels=channels, mean=mean, std=std)
 
     @property
     def bound(self) -> float:
         """The largest magnitude that a pixel between 0 and 255 has after normalisation."""
+        if self.mean is None:
+            return _FURTHEST
         return max(max(abs(mean), abs(1 - mean)) / std for mean, std in zip(self.mean, self.std, strict=True))

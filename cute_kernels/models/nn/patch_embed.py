@@ -248,8 +248,10 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             self._check_rows(pixels, spatial_shapes)
         elif spatial_shapes is not None:
             raise ValueError(f"spatial_shapes is of rows, and pixels has shape {list(pixels.shape)}: must be None")
+        pixels = self.engine.as_said(pixels)
         takes_over = self.engine.takes_over(pixels, self.weight, self.bias, pos, training=self.training)
-        self.engine.check_pixels(pixels, by_kernel=takes_over)
+        if takes_over:
+            self.engine.check_magnitudes(pixels)
         if pixels.dim() == 4:
             return self._images(pixels, pos, native, takes_over)
         if pixels.dim() == 3:

@@ -3,7 +3,8 @@
 An entry is used again only if every source is the same Python object with the same memory, shape and numbers. Writes
 that bypass autograd's version counter (``tensor.data.copy_``, a NumPy alias, a foreign kernel) are found by comparing
 with a copy (`Source`): on a CPU in every call, on a GPU, where the host has to wait for the
-answer, from the first step of an optimiser on or once PEFT is imported. Before that, `clear_cache` is for such writes.
+answer, from the first step of an optimiser on, once PEFT is imported, or once processes share a group of
+`torch.distributed`, whose collectives write into parameters. Before that, `clear_cache` is for such writes.
 
 Tensors made in inference mode have no version counter and are never cached, and nothing is taken from or put into the
 cache while a CUDA graph is captured, so that a replay sees the current constants (`frozen_constants` lifts this).
@@ -228,7 +229,7 @@ class DerivedTensors:
 
     def watch(self, *sources: torch.Tensor | None) -> None:
         """Keeps copies of sources as they are, for `notice`."""
-        self._look_for_peft()
+        self._look_for_writers()
         for source in sources:
             if source is not None and self._is_compared(source):
                 keep_contents(source)
@@ -244,13 +245,13 @@ class DerivedTensors:
 
     def notice(self, *sources: torch.Tensor | None) -> None:
         """Compares sources with their copies, and counts the writes that nothing else tells."""
-        self._look_for_peft()
+        self._look_for_writers()
         for source in sources:
             if source is not None and self._is_compared(source) and not (source.is_cuda and self.is_frozen):
                 count_unseen_write(source)
 
-    def _look_for_peft(self) -> None:
-        if PEFT in sys.modules:
+    def _look_for_writers(self) -> None:
+        if not self.compares_on_gpu and (PEFT in sys.modules or _receives_weights()):
             self.compare_on_gpu()
 
     def _is_compared(self, source: torch.Tensor) -> bool:
@@ -328,6 +329,16 @@ def outside_of_pools(build: Callable[[], Any], *sources: torch.Tensor | None) ->
     return made[0]
 
 
+def _receives_weights() -> bool:
+    """Whether another process may write into parameters: collectives (broadcast, all_reduce) bump no version counter.
+
+    All groups count, for weights of a rollout often come through one beside the default group.
+    """
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    groups = () if c10d is None else c10d._world.pg_map
+    return any(group.size() > 1 for group in groups)
+
+
 def _has_version(sources: Sources) -> bool:
     return not any(s is not None and s.is_inference() for s in sources)
 
@@ -380,8 +391,8 @@ register_optimizer_step_post_hook(_after_step)
 def clear_cache() -> None:
     """Forget what was made from constants, after a write on a GPU that bypassed autograd's version counter.
 
-    It is needed there only while no optimiser has made a step in this process and PEFT is not imported: then, and on a
-    CPU always, such writes are found. Of CUDA graphs it changes nothing.
+    It is needed there only while no optimiser has made a step in this process, PEFT is not imported and there is no
+    group of several processes: then, and on a CPU always, such writes are found. Of CUDA graphs it changes nothing.
 
     Tables, padded weights, and what modules and converted models (`cute_kernels.models.nn`, `cute_kernels.models`)
     prepared from their weights and positions: all is made anew at the next call.

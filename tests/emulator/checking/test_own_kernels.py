@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import cute_kernels
+from cute_kernels.commands.debug import Shell
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.emulator import EmulatorError, Options
 from cute_kernels.emulator.checking.debugger import Debugger
@@ -90,13 +93,18 @@ def test_accumulators_of_patch_embedding(transposed: bool) -> None:
 
 
 @pytest.mark.parametrize(("row", "column"), [(0, 3), (200, 70), (299, 131)])
-def test_the_origin_of_a_result_of_tensor_memory(row: int, column: int) -> None:
+def test_the_origin_of_a_result_of_tensor_memory(row: int, column: int, tmp_path: Path) -> None:
     """The accumulator's place, and every K once, whichever CTA of a pair made it; found by its value as well."""
     with Debugger(gemm("sm_100a")) as debugger:
         lines = debugger.origin("out", 2 * (row * 136 + column))
         wanted = (A.float() @ B.float().T).numpy()
         wanted[row, column] += 100
-        found = debugger.origin("out", wanted)
+        np.save(tmp_path / "wanted.npy", wanted)
+        shell = Shell(debugger, stdout=io.StringIO())
+        shell.onecmd(f"origin out expected {tmp_path / 'wanted.npy'}")
+        found = shell.stdout.getvalue().splitlines()
+        shell.onecmd(f"origin out expected {tmp_path / 'none.npy'}")
+        assert "No such file" in shell.stdout.getvalue().splitlines()[-1]
         with pytest.raises(ValueError, match=r"must have the bytes of array out"):
             debugger.origin("out", wanted[:8])
     assert f"to out[0, {row}, {column}], " in lines[1]

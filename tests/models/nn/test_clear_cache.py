@@ -83,7 +83,7 @@ def test_a_converted_model_of_a_library() -> None:
     )
     embeddings = next(m for m in transformers.SiglipVisionModel(config).modules() if hasattr(m, "patch_embedding"))
     pixels = uint8_images(64, 64)
-    integration.convert(embeddings, "fp16")
+    integration.convert(embeddings, "fp16", mean=0.5, std=0.5)
     embeddings(pixels)
     embeddings.patch_embedding.weight.data.mul_(-1)
     cute_kernels.clear_cache()

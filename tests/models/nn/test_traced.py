@@ -42,12 +42,12 @@ class Positioned(torch.nn.Module):
 def siglip(precision: str) -> torch.nn.Module:
     small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.SiglipVisionConfig(**small, image_size=64, patch_size=16)
-    return integration.convert(transformers.SiglipVisionModel(config).eval(), precision).embeddings
+    return integration.convert(transformers.SiglipVisionModel(config).eval(), precision, mean=0.5, std=0.5).embeddings
 
 
 def qwen(precision: str) -> torch.nn.Module:
     module = transformers.models.qwen2_vl.modeling_qwen2_vl.PatchEmbed(14, 2, 3, 32)
-    return integration.convert(torch.nn.Sequential(module), precision)
+    return integration.convert(torch.nn.Sequential(module), precision, mean=0.5, std=0.5)
 
 
 MODULES: dict[str, tuple[Callable[[str], torch.nn.Module], tuple[int, ...]]] = {

@@ -81,7 +81,7 @@ def test_the_merge_of_an_adapter(merge: str) -> None:
         hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, image_size=64, patch_size=16
     )
     pixels = torch.rand(1, 3, 64, 64) * 2 - 1
-    model = integration.convert(transformers.SiglipVisionModel(config).eval(), "fp16")
+    model = integration.convert(transformers.SiglipVisionModel(config).eval(), "fp16", mean=0.5, std=0.5)
     model(pixel_values=pixels)
     lora = peft.LoraConfig(r=4, target_modules=["patch_embedding"], init_lora_weights=False)
     adapted = peft.get_peft_model(model, lora).eval()

@@ -362,3 +362,16 @@ def test_a_fused_optimiser_which_passes_by_the_version_counter_is_noticed(kind):
     optimizer.step()
     assert torch.equal(cache.get("double", (bias,), lambda: bias.detach() * 2), bias.detach() * 2)
     assert not torch.equal(bias, torch.ones(8)) and frozen._version == before
+
+
+def test_a_group_of_several_processes_turns_comparison_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collectives write into parameters, and no version counter tells; of one process alone there are none."""
+    import torch.distributed.distributed_c10d as c10d
+
+    monkeypatch.setattr(derived.DERIVED, "compares_on_gpu", False)
+    monkeypatch.delitem(derived.sys.modules, derived.PEFT, raising=False)
+    for size, compares in ((1, False), (2, True)):
+        group = type("Group", (), {"size": lambda self, size=size: size})()
+        monkeypatch.setattr(c10d, "_pg_map", {group: None})
+        derived.DERIVED.notice(torch.zeros(1))
+        assert derived.DERIVED.compares_on_gpu is compares
