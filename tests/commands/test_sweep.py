@@ -332,7 +332,7 @@ def test_a_table_without_compilation(
     for wrong, message in (
         (["--pareto", "shared"], "--pareto shared: expected two columns, X,Y"),
         (["--sort", "speed"], "--sort speed: no row has it: must be one of shared, tmem, modelled"),
-        (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg: must be .png"),
+        (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg: must be one of .png"),
         (["--json", "-", "--csv", "-"], "--json - and --csv -: one of them is printed"),
         (["--json", str(tmp_path / "no" / "a.json")], "no folder"),
         (["--vary", "stagse=3"], "setting stagse=3: did you mean stages?"),

@@ -90,13 +90,13 @@ CHANGES = {
         ("mov.b32 %r1, 08;", "`08` is no integer: behind a leading 0 are octal digits"),
         (".loc 1", ".loc needs 2 words or more on its line"),
         (".shared .align 549754815912 .b8 wide[4];", ".align 549754815912: must be a power of two up to 16777216"),
-        (".shared .align 12 .b8 odd[4];", ".align 12: a power of two"),
+        (".shared .align 12 .b8 odd[4];", ".align 12: must be a power of two"),
         ("mov.u32 %r1;", "mov.u32 takes 2 operands .d, a.; 1 are given"),
         (".loc 1 x 3", "`.loc 1 x` needs the numbers"),
         (".reg .b32 %many<2147483647>;", r"2147483647 registers %many<n> besides \d+; at most 1048576"),
         (
             "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r6,%r7}, {%r0,%r1,%r2,%r3}, {%d0,%r5}, {%r6,%r7};",
-            "operand b of mma.* has %d0, a register of type .b64; a list of registers of type .b32",
+            "operand b of mma.* has %d0, a register of type .b64: must be a list of registers of type .b32",
         ),
     ],
 )

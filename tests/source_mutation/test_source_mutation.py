@@ -48,7 +48,7 @@ def test_changes_of_an_operator(operator: str, source: str, expected: list[str])
         ("models/nn/engine.py", 'is_meta or self.options.precision == "auto" else', "is_meta else"),
         ("models/transformers.py", " or why_own(self, self.library, kind)", ""),
         ("emulator/machine/launch/capacity.py", "threads = -(-threads // 32) * 32", "pass"),
-        ("emulator/reports/hangs.py", "any(each.barrier is not None and", "all(each.barrier is not None and"),
+        ("emulator/reports/barrier_causes.py", "and any(first <= array.first", "and all(first <= array.first"),
         ("emulator/reports/sarif.py", "if os.path.isabs(path)", "if False"),
         ("emulator/reports/sarif.py", "max(source.line, 1)", "max(source.line, 0)"),
         ("emulator/programs/recorded.py", "in self.variables:\n            found.update(content)",

@@ -180,7 +180,7 @@ def test_the_fastest_configuration_is_what_patch_embed_images_then_takes(device)
     assert tune_patch_embed_images(8, 224, 224, 16, 768) == planned_images() == fastest
     with pytest.raises(ValueError, match="height = 220:? .*whole patches of 16"):
         tune_patch_embed_images(8, 220, 224, 16, 768)
-    with pytest.raises(ValueError, match="precision = 'int4': must be 'int8'"):
+    with pytest.raises(ValueError, match="precision = 'int4': must be one of 'int8'"):
         tune_patch_embed_images(8, 224, 224, 16, 768, precision="int4")
 
 
@@ -278,7 +278,7 @@ def test_refusals_come_before_anything_is_timed(device, monkeypatch, arguments, 
         ({"images": 0}, ValueError, "images = 0: must be at least 1"),
         ({"positions": 1.5}, TypeError, "positions is float"),
         ({"n": 12}, ValueError, "n = 12"),
-        ({"dtype": torch.float32}, ValueError, "dtype = torch.float32: must be torch.float8_e4m3fn"),
+        ({"dtype": torch.float32}, ValueError, "dtype = torch.float32: must be one of torch.float8_e4m3fn"),
         ({"dtype": "int8"}, TypeError, "dtype is str"),
         ({"table": "index_of"}, ValueError, "table = 'index_of': must be one of 'positions', 'index', 'bias', 'none'"),
         ({"rounds": 0}, ValueError, "rounds = 0: must be at least 1"),

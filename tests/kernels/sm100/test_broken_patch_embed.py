@@ -10,7 +10,6 @@ import re
 
 import pytest
 
-from cute_kernels import plan as plan_module
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
@@ -25,6 +24,7 @@ from cute_kernels.emulator.errors import (
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.sm100.patch_embed import Sm100PatchEmbedEpilogue
 from cute_kernels.operations.compile import compile_plan, compile_uncached
+from cute_kernels.plan import patch_embed_sm100 as plan_module
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 

@@ -251,9 +251,9 @@ def test_what_cannot_be_read_is_refused_with_its_line(body: str, message: str):
     ("body", "message"),
     [
         ("mov.u32 count, 1; ret;", "operand d of mov.u32 is count: must be a register of type .* at PTX line"),
-        ("mov.u32 %tid.x, 1; ret;", "operand d of mov.u32 is special register %tid.x; a register of type"),
-        ("mov.u32 5, 1; ret;", "operand d of mov.u32 is the integer literal 5; a register of type"),
-        ("mov.u64 p0, 1; ret;", "operand d of mov.u64 is p0; a register of type"),
+        ("mov.u32 %tid.x, 1; ret;", "operand d of mov.u32 is special register %tid.x: must be a register of type"),
+        ("mov.u32 5, 1; ret;", "operand d of mov.u32 is the integer literal 5: must be a register of type"),
+        ("mov.u64 p0, 1; ret;", "operand d of mov.u64 is p0: must be a register of type"),
         ("mov.u32 %r1, %pm3; ret;", "special register %pm3 is not implemented"),
     ],
 )

@@ -45,7 +45,7 @@ def test_mov_of_an_address_with_an_offset(body: str, expected: list[int]) -> Non
         ("mov.u64 %d2, table+;", "a number is expected"),
         ("mov.u64 %d2, nowhere+8;", r"'nowhere' is not a variable or parameter"),
         ("mov.u64 %d2, %d1+8;", "',' expected"),
-        ("mov.u64 table+8, %d2;", r"operand d of mov.u64 is table\+8; a register"),
+        ("mov.u64 table+8, %d2;", r"operand d of mov.u64 is table\+8: must be a register"),
         ("mov.u16 %h1, table+8;", r"mov.u16 of an address is not implemented, .u32 and .u64 are"),
         ("add.u64 %d2, table+8, %d1;", "',' expected"),
     ],

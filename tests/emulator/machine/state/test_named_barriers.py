@@ -194,4 +194,12 @@ def test_named_barriers_are_those_of_the_definition(
         launch(text, out, block=(96, 1, 1), options=options)
     told = out.reshape(3, 32)
     assert (told == told[:, :1]).all()
-    assert told[:, 0].tolist() == [99 if value is None else value for value in expected]
+    # PTX ISA, bar: what bar.red gives together with bar.sync or bar.arrive at one barrier is undefined.
+    reducing, others = (
+        {number for ops in listed for kind, number, *_ in ops if (kind in ("sync", "arrive")) == plain}
+        for plain in (False, True)
+    )
+    mixed = reducing & others
+    defined = [not any(kind not in ("sync", "arrive") and at in mixed for kind, at, *_ in ops) for ops in listed]
+    wanted = [99 if value is None else value for value in expected]
+    assert all(got == want for got, want, known in zip(told[:, 0].tolist(), wanted, defined) if known)
