@@ -31,12 +31,13 @@ class PatchConv2d(torch.nn.Module):
 
 
 def _convolved(layer: torch.nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+    images = _ENGINE.as_said(images)
     weight, bias, patch = layer.weight, layer.bias, layer.weight.shape[-1]
     whole = images.dim() == 4 and images.shape[1] == layer.in_channels and min(images.shape[2:]) >= patch
-    takes_over = whole and _ENGINE.takes_over_unless(
+    gradients = _ENGINE.wants_gradients(images, weight, bias)  # the operator of the graph has no derivative
+    takes_over = whole and not gradients and _ENGINE.takes_over_unless(
         why_no_patches("the layer", layer), images, lambda: (weight, bias), training=layer.training
     )
-    _ENGINE.check_pixels(images, by_kernel=takes_over)
     if not takes_over:
         return layer._conv_forward(images, weight, bias)
     # An operator that keeps what it makes of a weight, since a layer has no state of its own.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from cute_kernels.explore.tuning import search
 from cute_kernels.models import timm, transformers
@@ -243,12 +244,15 @@ class _Run:
         inputs = {name: value.to(device) for name, value in inputs.items()}
         inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
         module, seen = tower.get_submodule(path), []
-        hook = module.register_forward_pre_hook(lambda _, given, named: seen.append((given, named)), with_kwargs=True)
+        # A hook of the layer's own would be an adapter, in front of which raw pixels are normalised.
+        hook = register_module_forward_pre_hook(lambda each, given: seen.append(given) if each is module else None)
         self.tower = lambda: model.call(tower, inputs)
-        self.result = _without_padding(self.tower(), inputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # plain torch runs under a hook
+            self.tower()
         hook.remove()
-        given, named = seen[0]
-        self.layer: Callable[[], Any] = lambda: module(*given, **named)
+        self.result = _without_padding(self.tower(), inputs)
+        self.layer: Callable[[], Any] = lambda: module(*seen[0])
         self.layer_result = _without_padding(self.layer(), inputs)
 
 

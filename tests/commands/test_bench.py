@@ -70,7 +70,7 @@ def test_padding_is_not_compared() -> None:
     model = bench_model.Model(
         tower,
         lambda tower, inputs: tower(**inputs).last_hidden_state,
-        bench_model.transformers.convert,
+        lambda tower, precision: bench_model.transformers.convert(tower, precision, mean=0.5, std=0.5),
         {"pixel_values": raw, **shapes},
         {"pixel_values": normalised, **shapes},
     )

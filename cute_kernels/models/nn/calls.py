@@ -1,4 +1,4 @@
-"""What a module's call computes besides what the file of its library says: hooks, adapters, replaced code, modes.
+"""Additions to a module's call that its library's file does not show: hooks, adapters, replaced code, modes.
 
 A forward in place of a library's asks here in every call whether the function is still the one that it stands for.
 Only what is exactly as known is replaced, so what nobody thought of is called.
@@ -96,7 +96,7 @@ def _package(function: FunctionType) -> str:
 
 
 def _names(code: CodeType) -> set[str]:
-    """What a function and those inside it name."""
+    """Names that a function and those inside it use."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return set(code.co_names).union(*map(_names, inner))
 

@@ -136,7 +136,7 @@ class PatchEngine:
             return False
         if not availability.traced() and not pixels.numel():
             return False
-        if self._wants_gradients(*tensors) and not self._trains(*tensors[:2]):
+        if self.wants_gradients(*tensors) and not self._trains(*tensors[:2]):
             if torch.is_grad_enabled() and not training and not pixels.requires_grad:
                 warn(
                     "A patch embedding in eval mode runs the plain torch module, for gradients are enabled and its "
@@ -154,7 +154,7 @@ class PatchEngine:
         return reason is None
 
     @staticmethod
-    def _wants_gradients(*tensors: torch.Tensor | None) -> bool:
+    def wants_gradients(*tensors: torch.Tensor | None) -> bool:
         """Whether gradients are enabled and a tensor requires them, or were when this call was made: the first pass of
         reentrant checkpointing is part of a `torch.autograd.Function`, and has to give the second one's numbers."""
         wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
@@ -317,7 +317,7 @@ class PatchEngine:
                 has seen that they are in order.
         """
         dtype = self._training_type(weight)
-        if dtype is not None and self._wants_gradients(images, weight, bias, pos_embed):
+        if dtype is not None and self.wants_gradients(images, weight, bias, pos_embed):
             return self._training_images(images, weight, bias, pos_embed, position_ids, dtype)
         if availability.traced():
             call = torch.ops.cute_kernels.embed_patches
@@ -395,7 +395,7 @@ class PatchEngine:
             index: ``[..]`` int32.
         """
         dtype = self._training_type(weight)
-        if dtype is not None and self._wants_gradients(rows, weight, bias, table):
+        if dtype is not None and self.wants_gradients(rows, weight, bias, table):
             pixels, matrix = self._normalised(rows).to(dtype), weight.flatten(1)
             if self.is_still(rows, weight):
                 matrix = self._one_frame(matrix)
@@ -630,7 +630,7 @@ class PatchEngine:
 
     def _by_rows(self, rows, prepared, bias) -> torch.Tensor:
         sources, offset = (prepared.offset, bias), prepared.offset
-        if bias is not None and self._wants_gradients(bias):
+        if bias is not None and self.wants_gradients(bias):
             shift = offset + bias.to(torch.float32)  # not kept: gradients flow through it, once
         else:
             shift = offset if bias is None else DERIVED.get("shift", sources, lambda: offset + bias.to(torch.float32))

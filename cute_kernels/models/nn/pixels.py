@@ -11,7 +11,7 @@ from cute_kernels.operations.runtime.constants import outside_of_pools
 
 @dataclass
 class _Counts:
-    """Of one GPU: counted there, copied to the host's pinned memory by each call, and reported so far."""
+    """Counts of one GPU: counted there, copied to the host's pinned memory by each call, and reported so far."""
 
     counted: torch.Tensor
     copied: torch.Tensor
@@ -20,7 +20,7 @@ class _Counts:
 
 
 class Contradictions:
-    """Of the calls of one module."""
+    """Contradictions in the calls of one module."""
 
     def __init__(self) -> None:
         self._counts: dict[torch.device, _Counts] = {}
