@@ -298,10 +298,18 @@ def _callers(op: Any, known: dict[tuple[int, int], tuple[Any, str]]) -> Iterator
         frame = frame.f_back
 
 
+def _is_framework(op: Any, frame: types.FrameType) -> bool:
+    try:
+        return op._is_framework_stack_frame(frame)
+    except FileNotFoundError:
+        # Only a relative name asks for the directory, which the program removed; CuTe DSL's names are absolute.
+        return False
+
+
 def _call(op: Any, frame: types.FrameType) -> str:
     """Where a function of the program calls another; "" of a function of CuTe DSL or of this package's dsl."""
     code = frame.f_code
-    if op._is_framework_stack_frame(frame) or os.path.dirname(code.co_filename) == os.path.dirname(__file__):
+    if _is_framework(op, frame) or os.path.dirname(code.co_filename) == os.path.dirname(__file__):
         return ""
     positions = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
     text = f"{code.co_filename}:{frame.f_lineno}:{positions[2] or 0}"

@@ -34,7 +34,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["--models", "x"], ["--batches", "0"], ["--configs", "stages"], ["--configs", "order=1,x=2"]):
         with pytest.raises(SystemExit):
             images.parse_arguments(wrong)
-        assert re.search("must be one of|fields for", capsys.readouterr().err)
+        assert re.search("must be one of|must be at least 1|fields for", capsys.readouterr().err)
 
 
 def test_normalised_pixels() -> None:

@@ -171,7 +171,7 @@ def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for arguments, words in (
         ([str(empty)], f"{empty} launched no kernel"),
         (["no such.py"], "no file no such.py"),
-        ([str(tmp_path)], f"{tmp_path} is a directory: must be the file of a program"),
+        ([str(tmp_path)], f"script = {tmp_path}: must be the file of a program, and is a directory"),
         (["--seconds", "0", EXITS], "'0' is not a positive number of seconds"),
         (["--seconds", "nan", EXITS], "'nan' is not a positive number of seconds"),
         (["--seeds", "-1", EXITS], "'-1' is not a number of schedules"),

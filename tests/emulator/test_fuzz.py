@@ -96,7 +96,7 @@ CHANGES = {
         (".reg .b32 %many<2147483647>;", r"2147483647 registers %many<n> besides \d+; at most 1048576"),
         (
             "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r6,%r7}, {%r0,%r1,%r2,%r3}, {%d0,%r5}, {%r6,%r7};",
-            "operand b of mma.* has %d0, a register of type .b64: must be a list of registers of type .b32",
+            "operand b of mma.* has %d0, a register of type .b64: must be a list of 2 registers of type .b32",
         ),
     ],
 )
