@@ -1,6 +1,6 @@
 """Facts of a fault beside its message: both sides of a race, barriers, who waits for what.
 
-Whoever raises an error adds it (`cute_kernels.emulator.errors.EmulatorError.facts`), and `diagnostics` makes a report
+Whoever raises an error adds it (`cute_kernels.emulator.errors.EmulatorError.facts`), and `reports` makes a report
 of it. Nothing here is needed to understand the message.
 """
 
