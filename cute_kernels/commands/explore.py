@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels.commands import sweep, workers
-from cute_kernels.commands.kernel_options import OPERATIONS, add_plan
+from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, arch_of
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
 
@@ -115,6 +115,7 @@ def _choice(options: argparse.Namespace) -> str:
             "",
             f"problem = {problem!r}",
             f"base = {base!r}",
+            f"arch = {arch_of(options, options.kernel)!r}",
             f"varied = {values!r}",
             f"jobs = {options.jobs or workers.JOBS}",
         ]

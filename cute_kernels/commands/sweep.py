@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels.commands import tables, workers
-from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, config_of, count, problem_of
+from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, arch_of, config_of, count, problem_of
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
@@ -132,7 +132,8 @@ def _rows_of_kernel(options: argparse.Namespace, line: ProgressLine, where: Mapp
     seen = _follow(line, len(settings))
     if not options.compile:
         where = {}  # milliseconds: not worth a process
-    return sweep(problem, base, settings, compiled=options.compile, measured=options.measure, seen=seen, **where)
+    arch, wanted = arch_of(options, options.kernel), {"compiled": options.compile, "measured": options.measure}
+    return sweep(problem, base, settings, arch=arch, seen=seen, **wanted, **where)
 
 
 def _follow(line: ProgressLine, count: int) -> Callable[[Row], None]:

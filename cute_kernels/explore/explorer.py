@@ -19,7 +19,6 @@ from cute_kernels.explore.sweep_table import Row
 from cute_kernels.operations import examples
 from cute_kernels.operations.registry import operation_of
 from cute_kernels.operations.runtime import emulated
-from cute_kernels.plan import make_plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,19 +39,19 @@ def smaller(problem: Any) -> Any:
     return operation_of(problem).smaller(problem)
 
 
-def timeline(problem: Any, config: Any, *, seed: int = 1) -> Figure:
+def timeline(problem: Any, row: Row, *, seed: int = 1) -> Figure:
     """The first cluster of a launch in the emulator under a random schedule, of a chain its last kernel.
 
     Args:
         problem: a small one: every tile of it is executed.
-        config: a legal configuration for it.
+        row: a legal configuration for it.
         seed: of the schedule.
 
     Raises:
         MissingExtra: matplotlib is not installed (extra ``demo``).
     """
     extras.require("demo", "the picture of a timeline", ("matplotlib",))
-    plan = make_plan(problem, config, sm_count=_SM_COUNT)
+    plan = row.plan(problem, sm_count=_SM_COUNT)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         options = emulator.Options(trace=str(trace), completion="random", interleave="random", seed=seed)

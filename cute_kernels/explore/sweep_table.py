@@ -35,6 +35,7 @@ class Row:
         measured: microseconds on the GPU at hand, in a CUDA graph; None where it was not asked for, or nothing times
             the operation.
         counts: what the emulator counts of the smaller problem, as `cute_kernels.explore.plan_facts.counted`.
+        arch: a key of `ARCHS`, for which the row is planned; of programs None.
         status: of a program whose kernels are at fault, or refused by the emulator: that which ``emulate`` exits with.
     """
 
@@ -50,6 +51,11 @@ class Row:
     measured: float | None = None
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     status: int = 0
+    arch: str | None = None
+
+    def plan(self, problem: Any, *, sm_count: int | None = None) -> Plan:
+        """The plan of this configuration for a problem, on the architecture of the table; raises as `make_plan`."""
+        return make_plan(problem, self.config, self.arch, sm_count=sm_count)
 
     @property
     def microseconds(self) -> float | None:
@@ -77,6 +83,7 @@ def sweep(
     base: Any,
     settings: Iterable[Mapping[str, Any] | None],
     *,
+    arch: str | None = None,
     counted: Any = None,
     compiled: bool = True,
     measured: bool = False,
@@ -90,7 +97,8 @@ def sweep(
         problem: of any operation; what is planned, and timed by the model.
         base: configuration that the settings are put into.
         settings: fields of ``base`` and their values, one mapping for each configuration, as `grid` makes them; None
-            is what the plan chooses for the problem on the architecture of ``base``.
+            is what the plan chooses for the problem on ``arch``.
+        arch: a key of `ARCHS`; the first that has a configuration of the type of ``base`` when None.
         counted: a smaller problem of the same operation, executed in the emulator for its counts, on two
             multiprocessors so that few tiles fill them; None counts nothing.
         compiled: compile the legal ones, which takes seconds each; without it nobody knows registers and stack.
@@ -118,7 +126,7 @@ def sweep(
         raise TypeError(f"counted is {type(counted).__name__}: must be {type(problem).__name__}, as of problem")
     if measured:
         check_measurable(problem)
-    state = (problem, base, counted, compiled)
+    state = (problem, base, arch or arch_of(base), counted, compiled)
     rows = evaluated(_evaluate, state, settings, executor=executor, jobs=jobs, seen=seen)
     return measure(problem, rows) if measured else rows
 
@@ -191,9 +199,9 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
         plans: dict[int, Plan] = {}
         for number, row in enumerate(rows):
             if row.reason is None:
-                plan = make_plan(problem, row.config)
+                plan = row.plan(problem, sm_count=device.sm_count)
                 if plan.arch.name == device.arch:
-                    plans[number] = make_plan(problem, row.config, sm_count=device.sm_count)
+                    plans[number] = plan
         operation, measured = registry.operation_of(problem), list(plans.values())
         inputs = search.input_sets(operation, problem) if measured else []
         times = search.interleaved(search.timers_of(operation, measured, inputs), _ROUNDS)
@@ -208,16 +216,14 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
 _SM_COUNT = 2  # of the counted problem
 
 
-def _evaluate(state: tuple[Any, Any, Any, bool], chosen: Mapping[str, Any] | None) -> Row:
-    problem, base, counted, compiled = state
-    row = Row(chosen or {})
+def _evaluate(state: tuple[Any, Any, str, Any, bool], chosen: Mapping[str, Any] | None) -> Row:
+    problem, base, arch, counted, compiled = state
+    row = Row(chosen or {}, arch=arch)
     try:
-        if chosen is None:
-            row = dataclasses.replace(row, config=make_plan(problem, arch=arch_of(base)).config)
-        else:
-            row = dataclasses.replace(row, config=dataclasses.replace(base, **chosen))
-        plan = make_plan(problem, row.config)
-        small = None if counted is None else make_plan(counted, row.config, sm_count=_SM_COUNT)
+        config = row.plan(problem).config if chosen is None else dataclasses.replace(base, **chosen)
+        row = dataclasses.replace(row, config=config)
+        plan = row.plan(problem)
+        small = None if counted is None else row.plan(counted, sm_count=_SM_COUNT)
     except (ValueError, NotImplementedError) as reason:
         return dataclasses.replace(row, reason=str(reason))
     row = dataclasses.replace(

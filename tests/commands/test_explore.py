@@ -41,6 +41,7 @@ def test_the_notebook_runs_headless(monkeypatch: pytest.MonkeyPatch) -> None:
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 problem = PatchEmbedProblem(m=4736 * 196, n=768, k=768, table_rows=196)
 base = Sm100PatchEmbedConfig(tile_n=128, epilogue_warps=4)
+arch = "sm_100a"
 varied = {"stages": (3, 9)}
 jobs = 1
 """

@@ -433,3 +433,16 @@ def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     for kernel in PLANNERS["patch_embed"].of("sm_100a"):  # of all kernels that there are
         names = ", ".join(part.name for part in dataclasses.fields(kernel.config))
         assert f"{kernel.config.__name__}: {names}" in error
+
+
+@pytest.mark.parametrize("arch", ("sm_120", "sm_89", "sm_86", "sm_80"))
+def test_rows_are_planned_for_the_architecture_of_the_command(arch: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "gemm", "--arch", arch, "--no-compile", "--json", "-", "--vary", "stages=2-9"]
+    main(command)
+    records = json.loads(capsys.readouterr().out)[1:]
+    for record in records:
+        legal = main(["plan", "gemm", "--arch", arch, "--set", f"stages={record['stages']}"]) == 0
+        refusal = capsys.readouterr().err
+        assert (record["refused"] is None) == legal, record
+        assert legal or record["refused"] in refusal
+    assert len({record["refused"] is None for record in records}) == 2  # some are legal, and some are not

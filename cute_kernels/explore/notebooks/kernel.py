@@ -9,6 +9,7 @@ from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 
 problem = PatchEmbedProblem(m=928256, n=768, k=768, table_rows=196)
 base = Sm100PatchEmbedConfig()
+arch = "sm_100a"
 varied = {"tile_n": (128, 256), "stages": (2, 3, 4, 6)}
 jobs = 2
 
@@ -24,7 +25,7 @@ from cute_kernels.commands import sweep
 from cute_kernels.explore import explorer, sweep_figure, sweep_outcomes, sweep_table
 
 small = explorer.smaller(problem)
-rows = sweep_table.sweep(problem, base, [None, *sweep_table.grid(**varied)], counted=small, jobs=jobs)
+rows = sweep_table.sweep(problem, base, [None, *sweep_table.grid(**varied)], arch=arch, counted=small, jobs=jobs)
 print("\n".join(sweep.lines_of(rows)))
 table = explorer.frame(rows)  # of pandas, where it is installed
 
@@ -73,4 +74,4 @@ for row in chosen:
 
 # %%
 if chosen:
-    explorer.show(explorer.timeline(small, chosen[0].config), "Who works and who waits for whom, in steps")
+    explorer.show(explorer.timeline(small, chosen[0]), "Who works and who waits for whom, in steps")
