@@ -27,6 +27,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules import module as modules
 
 import cute_kernels
 from cute_kernels.commands import workers
@@ -98,6 +99,9 @@ SET_BY_LIBRARIES = (
 )
 
 
+HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+
+
 def process_state() -> dict[str, object]:
     """What one test could leave behind for another."""
     return {
@@ -107,6 +111,7 @@ def process_state() -> dict[str, object]:
         "torch's default type": torch.get_default_dtype(),
         "torch's gradients": torch.is_grad_enabled(),
         "torch's threads": torch.get_num_threads(),
+        "hooks of all modules": [list(hooks) for name, hooks in vars(modules).items() if name in HOOKS],
         "NumPy's error handling": np.geterr(),
         "configurations found fastest": _tuned_files(),
     }
