@@ -17,6 +17,7 @@ import functools
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +50,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job inherits that Ctrl-C is ignored: tests of interrupts would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "nightly: run by `make nightly` alone, which sets NIGHTLY=1")
     if KERNELS not in os.environ:  # which the worker processes of pytest-xdist inherit
         folder = tempfile.TemporaryDirectory(prefix="cute-kernels-test-")
