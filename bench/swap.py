@@ -22,9 +22,9 @@ from skimage import data
 
 from bench import timing
 from bench.compile_ahead import compile_all
-from cute_kernels.commands.demo import PHOTOGRAPHS
 from cute_kernels.models import siglip
 from cute_kernels.models import transformers as integration
+from cute_kernels.models.siglip.demo import PHOTOGRAPHS
 from cute_kernels.operations.runtime import gpu
 from cute_kernels.operations.runtime.repeat import RepeatedCalls
 from cute_kernels.plan import Plan

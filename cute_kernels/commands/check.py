@@ -5,25 +5,22 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-import shlex
 from collections.abc import Callable
 from typing import Any
 
 from cute_kernels.commands import emulate as command
 from cute_kernels.commands import workers
-from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.common import files
-from cute_kernels.emulator.checking.search import Budget, Finding, Search, Tally
+from cute_kernels.common.progress import ProgressLine
+from cute_kernels.emulator.checking import outcomes
+from cute_kernels.emulator.checking.search import Budget, Search, Tally
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import program_run
 from cute_kernels.emulator.programs.capturing import capture
 from cute_kernels.emulator.programs.recorded import Recorder
-from cute_kernels.emulator.reports import kinds
-from cute_kernels.emulator.reports.document import Outcome, launch_facts
-from cute_kernels.emulator.reports.model import Diagnostic
+from cute_kernels.emulator.reports.document import Outcome
 from cute_kernels.emulator.reports.reporter import Reporter
-from cute_kernels.emulator.reports.sources import short_name
 
 EXIT_STATUSES = command.exit_statuses(
     {
@@ -120,7 +117,7 @@ def reporting(options: argparse.Namespace, name: str, run: Run) -> int:
         if isinstance(recorder, int):
             outcome.status = recorder
         else:
-            outcome.launches = launches_of(recorder)
+            outcome.launches = outcomes.launches_of(recorder)
             command.note_suppressed(outcome, going)
             how["going_on"] = going.known() if going is not None else None
             outcome.status = run(options, recorder, how, reporter, outcome)
@@ -141,7 +138,7 @@ def _check(
         search = Search(recorder.launches, budget, how, options.results_may_differ, progress, **where)
         finding = search.run()
     if finding is None or not options.quiet:
-        files.show(summary(recorder, search.tally, finding is None))
+        files.show(outcomes.summary(recorder, search.tally, finding is None))
     tally = search.tally
     outcome.summary = {
         "launches": recorder.total,
@@ -153,46 +150,8 @@ def _check(
     }
     if finding is None:
         return program_run.FAULT if reporter.faults else 0
-    report(finding, reporter)
+    outcomes.report(finding, reporter)
     return program_run.REFUSED if finding.refused else program_run.FAULT
-
-
-def launches_of(recorder: Recorder) -> list[dict[str, Any]]:
-    """Facts of the launches that differ."""
-    return [
-        launch_facts(each.number, short_name(each.launch.ptx, each.launch.kernel_name), each.launch)
-        for each in recorder.launches
-    ]
-
-
-def report(finding: Finding, reporter: Reporter) -> None:
-    """Prints and keeps what was found."""
-    schedule, steps = finding.schedule, ()
-    if finding.fewest is not None:
-        options = shlex.join(finding.fewest.schedule.arguments())
-        steps = (f"in turn but for these ({options})", *finding.fewest.lines)
-    if finding.error is not None:
-        reporter.report(schedule, finding.error, steps=steps)
-        return
-    name, kind = finding.recorded.launch.kernel_name, kinds.kind("different-result")
-    ptx = finding.recorded.launch.ptx
-    reporter.show(
-        Diagnostic(
-            kind.name,
-            finding.kind,
-            finding.text,
-            finding.text,
-            help=kind.help,
-            kernel=short_name(ptx, name),
-            kernel_name=name,
-            launch=finding.recorded.number,
-            replay=tuple(reporter.replay(schedule)),
-            seed=schedule.seed,
-            schedule=tuple(schedule.arguments()),
-            steps=steps,
-            notes=("the replay fails if the program's own checks notice",),
-        )
-    )
 
 
 def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter) -> Recorder | int:
@@ -210,14 +169,3 @@ def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter)
     if not recorder.launches:
         raise ValueError(f"{options.script} launched no kernel")
     return recorder
-
-
-def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
-    """Summary of what was run, in one line."""
-    count = len(recorder.launches)
-    same = f" ({recorder.total} in all; equal ones once)" if recorder.total != count else ""
-    text = f"checked: {count} launch{'' if count == 1 else 'es'}{same}, {tally.runs} runs beside the default schedule: "
-    text += f"{tally.systematic} systematic, {tally.random} random"
-    if not clean:
-        return text
-    return text + ("; clean" if tally.complete else "; clean, but not all systematic schedules fitted into --seconds")

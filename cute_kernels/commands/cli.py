@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, dsl
-from cute_kernels.commands import bench, compare, doctor, profile, same, sass, sweep, tables
+from cute_kernels.commands import bench, compare, profile, same, sass, sweep, tables
 from cute_kernels.commands.kernel_options import (
     OPERATIONS,
     add_kernel,
@@ -30,7 +30,7 @@ from cute_kernels.common import extras, files
 from cute_kernels.dsl import kernel_cache
 from cute_kernels.models.siglip.models import ARCHITECTURES
 from cute_kernels.operations import compile
-from cute_kernels.operations.runtime import tuned
+from cute_kernels.operations.runtime import environment, tuned
 from cute_kernels.plan import predict
 from cute_kernels.plan.config_codec import spell
 
@@ -184,7 +184,7 @@ def _demo(options: argparse.Namespace) -> int:
     extras.require("demo", "the command demo")
     import rich.console
 
-    from cute_kernels.commands import demo  # imports torch
+    from cute_kernels.models.siglip import demo  # imports torch
 
     if options.model is not None and (options.architecture, options.image_size) != ("base-p16", 224):
         raise ValueError("--architecture and --image-size belong to seeded weights; --model brings its own")
@@ -380,7 +380,7 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     tables.check(options)
-    findings = doctor.diagnose(doctor.inspect_environment())
+    findings = environment.diagnose(environment.inspect_environment())
     width = max(len(finding.subject) for finding in findings)
     lines = []
     for finding in findings:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from cute_kernels.commands.kernel_options import count
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
 from cute_kernels.common.files import NotWritten, check_output, check_program, complain, from_here, marked, show
 from cute_kernels.emulator.errors import EmulatorError
@@ -152,7 +153,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--processes",
-        type=positive,
+        type=count,
         default=1,
         metavar="N",
         help="execute clusters of a launch in up to N processes at the same time; the results and reports are those of "
@@ -227,13 +228,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="basic blocks per running warp without any effect (250 for a strong load) after which a kernel has hung; "
         "0: no limit (default: %(default)s)",
     )
-
-
-def positive(text: str) -> int:
-    """A positive integer, as argparse's ``type``."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
 
 
 def _folder(text: str) -> Path:
@@ -442,8 +436,8 @@ def _print_end(options: argparse.Namespace, session: Session) -> None:
         if trace.is_file():
             show(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev")
     if not options.quiet:
-        count, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
-        text = f"emulated: {count} launch{'' if count == 1 else 'es'}"
+        number, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
+        text = f"emulated: {number} launch{'' if number == 1 else 'es'}"
         if session.failures:
             failed = ", ".join(error.launch_name() for error in session.failures)
             show(f"{text} complete in {total:.1f} s; {failed} failed")

@@ -18,12 +18,6 @@ from cute_kernels.plan.options import Option
 OPERATIONS: dict[str, Planner] = {name.replace("_", "-"): planner for name, planner in PLANNERS.items()}
 """By the name that commands give it."""
 
-"""Architecture of a command without ``--arch``, if there is a kernel for it; otherwise the operation's first."""
-
-
-MOST_EMULATED = 64
-"""Tiles of a problem that a command executes in the emulator without being asked to."""
-
 
 def count(text: str) -> int:
     """A positive integer, as argparse's ``type``."""
@@ -232,6 +226,18 @@ def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
         if f"{arch}a" not in OPERATIONS[options.kernel].kernels:
             raise
         raise ValueError(f"{reason}; --arch {arch}a has other kernels, for the same GPUs") from None
+
+
+def plan_of_side(options: argparse.Namespace, side: str) -> Plan:
+    """The plan of one side of a comparison, which is FIELD=VALUE,.. or default.
+
+    Raises:
+        ValueError: as `plan_of`; settings for both sides.
+    """
+    if options.settings:
+        raise ValueError("--set belongs to commands with one configuration; allowed here: FIELD=VALUE,.. for A and B")
+    own = argparse.Namespace(**{**vars(options), "settings": [] if side == "default" else side.split(",")})
+    return plan_of(own, options.sm_count)
 
 
 def problem_of(options: argparse.Namespace) -> Any:

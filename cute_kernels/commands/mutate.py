@@ -12,21 +12,18 @@ from typing import Any
 from cute_kernels.commands import check, workers
 from cute_kernels.commands import emulate as command
 from cute_kernels.commands.kernel_options import count
-from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.common import files
+from cute_kernels.common.progress import ProgressLine
+from cute_kernels.emulator.checking import outcomes
 from cute_kernels.emulator.checking.mutation import campaign
 from cute_kernels.emulator.checking.mutation.campaign import Kernel
-from cute_kernels.emulator.checking.mutation.judge import Verdict, source_of
+from cute_kernels.emulator.checking.mutation.judge import Verdict
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.programs import program_run
 from cute_kernels.emulator.programs.recorded import Recorder
-from cute_kernels.emulator.reports import kinds
-from cute_kernels.emulator.reports.diagnosis import place_of_line
 from cute_kernels.emulator.reports.document import Outcome
-from cute_kernels.emulator.reports.model import Diagnostic
 from cute_kernels.emulator.reports.reporter import Reporter
-from cute_kernels.emulator.reports.sources import short_name, text_of_line
 
 BELOW = 5
 """Exit status where the score is below ``--fail-under``."""
@@ -119,8 +116,9 @@ def _mutate(
                 reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
                 reporter.report(Schedule(), error, "the kernel is unchanged")
                 return program_run.exit_status(error)
-            print_kernel(kernel, found, options.quiet)
-            reporter.diagnostics += [survivor(kernel, each) for each in found if each.survived]
+            for line in outcomes.kernel_lines(kernel, found, options.quiet):
+                files.show(line)
+            reporter.diagnostics += [outcomes.survivor(kernel, each) for each in found if each.survived]
             verdicts += found
     score, seconds = campaign.score(verdicts), time.perf_counter() - start
     if not options.quiet:
@@ -158,37 +156,3 @@ def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], where: dict[s
             line.show(text, counts["done"] / len(numbers))
 
         return campaign.judge_mutants(kernel, numbers, how, done=done, **where)
-
-
-def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
-    """Report of a mutant that nobody noticed."""
-    kind = kinds.kind("surviving-mutant")
-    sentence = f"nothing notices {verdict.mutation}: {verdict.original}"
-    return Diagnostic(
-        kind.name,
-        "",
-        sentence,
-        sentence,
-        "warning",
-        place_of_line(kernel.ptx, verdict.line, verdict.original),
-        help=kind.help,
-        kernel=short_name(kernel.ptx, kernel.name),
-        kernel_name=kernel.name,
-    )
-
-
-def print_kernel(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> None:
-    """Prints what noticed the mutants of a kernel, and which survive; with ``quiet`` these alone."""
-    if not quiet:
-        files.show(f"kernel {kernel.name}")
-        killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)
-        by = ", ".join(f"{name} {count}" for name, count in killers.most_common())
-        files.show(f"  {len(verdicts)} mutants, {sum(killers.values())} killed" + (f": {by}" if by else ""))
-        refused = sum(verdict.refused for verdict in verdicts)
-        if refused:
-            files.show(f"  {refused} with PTX that the emulator does not know, which count neither way")
-    for verdict in verdicts:
-        if verdict.survived:
-            files.show(f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}")
-            if (source := source_of(kernel.ptx, verdict.line)) is not None:
-                files.show(f"    {verdict.place}: {text_of_line(*source).strip()}")

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, count, plan_of
+from cute_kernels.commands.kernel_options import OPERATIONS, add_planned, count, plan_of
 from cute_kernels.common import extras, files
 from cute_kernels.explore import plan_facts
+from cute_kernels.explore.comparison import MOST_EMULATED
 from cute_kernels.plan import Plan
 from cute_kernels.plan import base as layout
 

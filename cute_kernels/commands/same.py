@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from cute_kernels.commands import compare
-from cute_kernels.commands.kernel_options import OPERATIONS, add_planned
+from cute_kernels.commands.kernel_options import OPERATIONS, add_planned, plan_of_side
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
 
@@ -119,7 +118,7 @@ def _of_plans(sides: Sequence[str], options: argparse.Namespace) -> list[list]:
     import cute_kernels.operations.examples as examples
     import cute_kernels.operations.runtime.emulated as emulated
 
-    plans = [compare.planned(options, side) for side in sides]
+    plans = [plan_of_side(options, side) for side in sides]
     written: list[dict[str, torch.Tensor]] = []
     for plan in plans:
         operands = examples.random_operands(plan)

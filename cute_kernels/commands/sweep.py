@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cute_kernels.commands import tables, workers
 from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, arch_of, count, kernel_of, problem_of
-from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
+from cute_kernels.common.progress import ProgressLine
 from cute_kernels.explore import subjects, sweep_outcomes, sweep_table, sweep_text
 
 _VARIED = ("tile_n=128,256", "stages=2,3,4,6")

@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
-from cute_kernels.commands import demo, doctor
 from cute_kernels.commands.cli import main
 from cute_kernels.emulator.errors import Hang
+from cute_kernels.models.siglip import demo
 from cute_kernels.operations import compile
 from cute_kernels.operations.runtime import emulated
+from cute_kernels.operations.runtime import environment as doctor
 
 
 def test_a_full_device_is_named(tmp_path, capsys):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli
-from cute_kernels.commands.debug import Shell
+from cute_kernels.emulator.checking.debug_shell import Shell
 from cute_kernels.emulator.checking.debugger import Debugger
 from cute_kernels.emulator.programs.recorded import RecordedLaunch
 from tests.emulator.checking.planted import EXAMPLE

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import cute_kernels
-from cute_kernels.commands.debug import Shell
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.emulator import EmulatorError, Options
+from cute_kernels.emulator.checking.debug_shell import Shell
 from cute_kernels.emulator.checking.debugger import Debugger
 from cute_kernels.emulator.programs import capture
 from cute_kernels.emulator.programs.recorded import RecordedLaunch, Recorder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.common.executors import Workers
+from cute_kernels.common.progress import ProgressLine
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.checking.mutation.judge import Verdict, instruction_limits, judge
 from cute_kernels.emulator.checking.mutation.mutants import Mutant, mutants

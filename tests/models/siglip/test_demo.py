@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from cute_kernels.commands import demo, report
 from cute_kernels.commands.cli import main
+from cute_kernels.models.siglip import demo
+from cute_kernels.models.siglip import demo_report as report
 from tests.nightly import nightly
 
 

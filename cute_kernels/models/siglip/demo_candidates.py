@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.emulator import Options
 from cute_kernels.models import siglip
 from cute_kernels.models.siglip import PatchEmbedding
 from cute_kernels.operations.base import Operation
@@ -79,7 +78,7 @@ class Candidate:
     ) -> tuple[torch.Tensor, str]:
         """Result of the kernel in the emulator, with the reference's exact sums, and a remark on that."""
         prepared = self.operation.prepare(self.arguments, plan)
-        options = Options(seed=seed, trace=trace, arithmetic="exact")
+        options = emulated.emulator.Options(seed=seed, trace=trace, arithmetic="exact")
         report = emulated.launch(prepared.plan, prepared.operands, options, progress)
         done = f"{report.warp_instructions:,} warp instructions of {report.clusters} clusters in {report.seconds:.1f} s"
         if len(plan.launches) > 1:

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from cute_kernels.commands import doctor
 from cute_kernels.commands.cli import main
+from cute_kernels.operations.runtime import environment as doctor
 
 H200 = doctor.Gpu("NVIDIA H200", (9, 0), 132, 150_754_820_096)
 HEALTHY = doctor.Environment(

@@ -16,11 +16,11 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cute_kernels.commands import report
-from cute_kernels.commands.demo_candidates import PRECISIONS, SMALLEST, Candidate, make_candidate
 from cute_kernels.common import files
 from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.models import siglip
+from cute_kernels.models.siglip import demo_report as report
+from cute_kernels.models.siglip.demo_candidates import PRECISIONS, SMALLEST, Candidate, make_candidate
 from cute_kernels.operations import compile, reference
 from cute_kernels.plan import Plan, make_plan
 

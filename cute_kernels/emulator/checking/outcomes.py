@@ -1,0 +1,102 @@
+"""Findings of searches and campaigns of mutants, as reports and as lines for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from cute_kernels.emulator.checking.mutation.campaign import Kernel
+from cute_kernels.emulator.checking.mutation.judge import Verdict, source_of
+from cute_kernels.emulator.checking.search import Finding, Tally
+from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.emulator.reports import kinds
+from cute_kernels.emulator.reports.diagnosis import place_of_line
+from cute_kernels.emulator.reports.document import launch_facts
+from cute_kernels.emulator.reports.model import Diagnostic
+from cute_kernels.emulator.reports.reporter import Reporter
+from cute_kernels.emulator.reports.sources import short_name, text_of_line
+
+
+def launches_of(recorder: Recorder) -> list[dict[str, Any]]:
+    """Facts of the launches that differ."""
+    return [
+        launch_facts(each.number, short_name(each.launch.ptx, each.launch.kernel_name), each.launch)
+        for each in recorder.launches
+    ]
+
+
+def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
+    """Summary of what was run, in one line."""
+    count = len(recorder.launches)
+    same = f" ({recorder.total} in all; equal ones once)" if recorder.total != count else ""
+    text = f"checked: {count} launch{'' if count == 1 else 'es'}{same}, {tally.runs} runs beside the default schedule: "
+    text += f"{tally.systematic} systematic, {tally.random} random"
+    if not clean:
+        return text
+    return text + ("; clean" if tally.complete else "; clean, but not all systematic schedules fitted into --seconds")
+
+
+def report(finding: Finding, reporter: Reporter) -> None:
+    """Prints and keeps what was found."""
+    schedule, steps = finding.schedule, ()
+    if finding.fewest is not None:
+        options = shlex.join(finding.fewest.schedule.arguments())
+        steps = (f"in turn but for these ({options})", *finding.fewest.lines)
+    if finding.error is not None:
+        reporter.report(schedule, finding.error, steps=steps)
+        return
+    name, kind = finding.recorded.launch.kernel_name, kinds.kind("different-result")
+    ptx = finding.recorded.launch.ptx
+    reporter.show(
+        Diagnostic(
+            kind.name,
+            finding.kind,
+            finding.text,
+            finding.text,
+            help=kind.help,
+            kernel=short_name(ptx, name),
+            kernel_name=name,
+            launch=finding.recorded.number,
+            replay=tuple(reporter.replay(schedule)),
+            seed=schedule.seed,
+            schedule=tuple(schedule.arguments()),
+            steps=steps,
+            notes=("the replay fails if the program's own checks notice",),
+        )
+    )
+
+
+def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
+    """Report of a mutant that nobody noticed."""
+    kind = kinds.kind("surviving-mutant")
+    sentence = f"nothing notices {verdict.mutation}: {verdict.original}"
+    return Diagnostic(
+        kind.name,
+        "",
+        sentence,
+        sentence,
+        "warning",
+        place_of_line(kernel.ptx, verdict.line, verdict.original),
+        help=kind.help,
+        kernel=short_name(kernel.ptx, kernel.name),
+        kernel_name=kernel.name,
+    )
+
+
+def kernel_lines(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> Iterator[str]:
+    """Lines that say what noticed the mutants of a kernel, and which survive; with ``quiet`` these alone."""
+    if not quiet:
+        yield f"kernel {kernel.name}"
+        killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)
+        by = ", ".join(f"{name} {count}" for name, count in killers.most_common())
+        yield f"  {len(verdicts)} mutants, {sum(killers.values())} killed" + (f": {by}" if by else "")
+        refused = sum(verdict.refused for verdict in verdicts)
+        if refused:
+            yield f"  {refused} with PTX that the emulator does not know, which count neither way"
+    for verdict in verdicts:
+        if verdict.survived:
+            yield f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}"
+            if (source := source_of(kernel.ptx, verdict.line)) is not None:
+                yield f"    {verdict.place}: {text_of_line(*source).strip()}"
