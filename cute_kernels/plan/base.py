@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
 
 from cute_kernels.common.chips import CHIPS
 from cute_kernels.common.chips import Chip as Arch
-from cute_kernels.common.facts import flag, number, text
+from cute_kernels.common.facts import fact, flag, number, text
 from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, PatchEmbedProblem
 from cute_kernels.plan.prediction import Prediction
 
@@ -50,10 +50,8 @@ class Operand:
     written: bool = False
     size: int = 0
 
-    @property
-    def given(self) -> bool:
-        """Whether a launch has to say where it is, or what."""
-        return self.present and self.kind != "size"
+    given = flag(lambda self: self.present and self.kind != "size")
+    """Whether a launch has to say where it is, or what."""
 
 
 def sizes(**values: int) -> tuple[Operand, ...]:
@@ -163,15 +161,8 @@ class Plan(ABC):
 
     ctas: ClassVar[int] = 1
     """CTAs of a cluster."""
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.ctas, 1, 1)
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        return (self.clusters * math.prod(self.cluster), 1, 1)
-
+    cluster = fact(lambda self: (self.ctas, 1, 1))
+    grid = fact(lambda self: (self.clusters * math.prod(self.cluster), 1, 1))
     threads = number(lambda self: len(self.roles) * LANES)
     sums_integers = flag(lambda self: self.problem.in_dtype in LARGEST_PRODUCT)
     """Accumulators are 32-bit integers and exact; otherwise FP32."""
@@ -185,33 +176,20 @@ class Plan(ABC):
         last = self.smem[-1]
         return last.offset + last.nbytes
 
-    @property
-    def tmem(self) -> tuple[TmemRegion, ...]:
-        """Regions of the allocated columns of tensor memory, in order; empty where the architecture has none."""
-        return ()
-
+    tmem = fact(lambda self: ())
+    """Regions of the allocated columns of tensor memory, in order; empty where the architecture has none."""
     resident_ctas: ClassVar[int] = 1
     """CTAs that fit the registers of a multiprocessor, as the kernel is compiled."""
+    launches = fact(lambda self: (self,))
+    """Kernels that run, in this order: one, but for a plan that chains others."""
+    scratch = fact(lambda self: ())
+    """Operands that one launch writes and a later one reads: memory of a call, of no interest afterwards."""
 
-    @property
-    def launches(self) -> tuple[Plan, ...]:
-        """Kernels that run, in this order: one, but for a plan that chains others."""
-        return (self,)
+    operands = fact()
+    """Parameters of the kernel's host function, in its order."""
 
-    @property
-    def scratch(self) -> tuple[str, ...]:
-        """Operands that one launch writes and a later one reads: memory of a call, of no interest afterwards."""
-        return ()
-
-    @property
-    @abstractmethod
-    def operands(self) -> tuple[Operand, ...]:
-        """Parameters of the kernel's host function, in its order."""
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        """Facts that generated code depends on besides configuration and problem: consequences of launch arguments."""
-        return {}
+    compiled_in = fact(lambda self: {})
+    """Facts that generated code depends on besides configuration and problem: consequences of launch arguments."""
 
     @property
     def kernel_key(self) -> tuple:
@@ -228,10 +206,8 @@ class Plan(ABC):
         facts = {**problem, **self.compiled_in, **replaced}
         return (self.operation, self.arch.name, self.config, *facts.items())
 
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        """Facts of its tensors besides the problem, for a launch without this package, in types that JSON has."""
-        return {}
+    launch_facts = fact(lambda self: {})
+    """Facts of its tensors besides the problem, for a launch without this package, in types that JSON has."""
 
     def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
         """The field that makes a stage smaller: its name, value, and the nearest one with which a stage has ``nbytes``.

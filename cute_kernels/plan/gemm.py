@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cute_kernels.common.facts import flag, number, text
+from cute_kernels.common.facts import fact, flag, number, text
 from cute_kernels.config import ACTIVATIONS, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -92,10 +92,7 @@ class GemmPlan(Plan):
         vectors = {"column_vector": self.column_vector, "bias_vector": self.bias_vector}
         return super().compiled_in | vectors
 
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        return {"out_pitch": self.out_pitch}
-
+    launch_facts = fact(lambda self: {"out_pitch": self.out_pitch})
     mma_k = number(lambda self: self.mma_k_bytes // ITEMSIZE[self.problem.in_dtype])
     """Elements of K of one tensor-core instruction: 32 bytes, of every element type and architecture."""
     m_tiles = number(lambda self: -(-self.problem.m // self.cluster_rows))

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
 from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, check_sm_count, legal_plans, reject
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
@@ -48,12 +48,8 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     mma_tiles = number(lambda self: self.config.block_m // self.cta_m)
     """UMMA tiles of 256 rows in one tile of the pair; they share the stage of ``b``."""
     mma_m = number(lambda self: self.cta_m * self.cta_group)
-
-    @property
-    def pairs(self) -> tuple[int, int]:
-        """CTA pairs of a cluster along rows and columns."""
-        return self.config.cluster_m // self.cta_group, self.config.cluster_n
-
+    pairs = fact(lambda self: (self.config.cluster_m // self.cta_group, self.config.cluster_n))
+    """CTA pairs of a cluster along rows and columns."""
     ctas = number(lambda self: self.config.cluster_m * self.config.cluster_n)
     sharing_pairs = number(lambda self: sum(self.pairs) - 1)
     cluster_rows = number(lambda self: self.config.block_m * self.config.cluster_m)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
@@ -89,10 +88,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     loaded_bytes = number(lambda self: self.stage_bytes - (self.config.tile_m - self.loaded_rows) * self.k_block_bytes)
     """Bytes that complete on the barrier of a stage: its bytes but for the rows of ``a`` that are not loaded."""
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return super().compiled_in | {"loaded_rows": self.loaded_rows}
+    compiled_in = fact(lambda self: super().compiled_in | {"loaded_rows": self.loaded_rows})
 
     @property
     def tma_residual(self) -> bool:
@@ -118,11 +114,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     store_span = number(lambda self: self.store_rows if self.config.transposed else self.store_columns)
     """Columns of the accumulators that a store buffer takes."""
     regions_per_tile = number(lambda self: self.mma_tiles * (self.config.tile_n // self.store_span))
-
-    @property
-    def staging_bytes(self) -> int:
-        return super().staging_bytes // self.store_warps
-
+    staging_bytes = number(lambda self: super().staging_bytes // self.store_warps)
     store_buffer_bytes = number(lambda self: self.store_rows * self.store_row_bytes)
     finished_warps = number(lambda self: self.storing_warps // self.config.split_k)
     """Consumer warps of a tile whose rows one CTA adds up and stores; the other CTAs' warps send it theirs."""

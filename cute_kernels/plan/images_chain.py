@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import text
+from cute_kernels.common.facts import fact, text
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Operand, Plan
+from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Plan
 from cute_kernels.plan.images import PIXEL_TYPES, STRIP_PATCH, describe_problem
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.images_sm80 import copies_rows
@@ -144,24 +144,12 @@ class RowsChainPlan(Plan):
     order = text(lambda self: "hwc" if self.problem.channels_last else "chw")
     """Order of a patch's pixels in its row."""
     runs = text(lambda self: f"patchify, then patch_embed: {self.reason}")
-
-    @property
-    def launches(self) -> tuple[Plan, ...]:
-        return (self.patchify, self.rows)
-
-    @property
-    def scratch(self) -> tuple[str, ...]:
-        return ("x",)
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Operands that the pass reads, and all of the second kernel: ``x`` [B * S, K] lies between."""
-        return (self.patchify.operands[0], *self.rows.operands)
-
-    @property
-    def table_shape(self) -> tuple[int, ...] | None:
-        """Shape of the table as the second kernel reads it."""
-        return self.rows.table_shape
+    launches = fact(lambda self: (self.patchify, self.rows))
+    scratch = fact(lambda self: ("x",))
+    operands = fact(lambda self: (self.patchify.operands[0], *self.rows.operands))
+    """Operands that the pass reads, and all of the second kernel: ``x`` [B * S, K] lies between."""
+    table_shape = fact(lambda self: self.rows.table_shape)
+    """Shape of the table as the second kernel reads it."""
 
     def describe_problem(self) -> str:
         return describe_problem(self.problem)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.base import (
@@ -105,10 +105,8 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
         """A thread's two rows of a WGMMA, eight apart, are of the same position in two images, or of one bias."""
         return self.problem.table_rows == 1 or self.pieces * self.config.tile_rows <= self.store_rows // 2
 
-    @property
-    def table_shape(self) -> tuple[int, int] | None:
-        """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
-        return (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None
+    table_shape = fact(lambda self: (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None)
+    """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config

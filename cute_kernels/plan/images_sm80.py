@@ -7,12 +7,11 @@ lanes have neighbouring patches, or the pieces of one row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
-from cute_kernels.common.facts import number, text
+from cute_kernels.common.facts import fact, number, text
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig, longest_row
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import (
@@ -21,7 +20,6 @@ from cute_kernels.plan.base import (
     VECTOR_BYTES,
     Arch,
     Field,
-    Operand,
     SmemRegion,
     check_fields,
     reject,
@@ -59,14 +57,11 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     config: Sm80ImagesConfig
 
     runs = text(lambda self: "patches: one kernel reads the images")
+    operands = fact(lambda self: tuple(operand for operand in super().operands if operand.name != "profile"))
+    """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` [positions or 1, N].
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` [positions or 1, N].
-
-        Written is ``out`` [B, S, N]. Integer weights alone have a scale.
-        """
-        return tuple(operand for operand in super().operands if operand.name != "profile")
+    Written is ``out`` [B, S, N]. Integer weights alone have a scale.
+    """
 
     @property
     def m_tiles(self) -> int:
@@ -74,12 +69,8 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         return -(-images * self.problem.positions // self.config.tile_m)
 
     n_tiles = number(lambda self: -(-self.problem.n // self.config.tile_n))
-
-    @property
-    def table_shape(self) -> tuple[int, int] | None:
-        """``[positions, N]`` in row-major order of the patch grid, ``[1, N]`` of a bias alone; None without both."""
-        return (self.problem.table_rows, self.problem.n) if self.problem.table_rows else None
-
+    table_shape = fact(lambda self: (self.problem.table_rows, self.problem.n) if self.problem.table_rows else None)
+    """``[positions, N]`` in row-major order of the patch grid, ``[1, N]`` of a bias alone; None without both."""
     pieces = number(lambda self: self.problem.patch * ITEMSIZE[self.problem.in_dtype] // VECTOR_BYTES)
     """Copies of a row of a patch: lanes side by side have one each."""
     patch_rows = number(lambda self: self.chunks // self.pieces)
@@ -108,9 +99,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         fits = fits and c.resident_ctas * (total + CTA_SMEM_BYTES) <= self.arch.sm_smem_bytes
         return fits and c.tile_images == 8 and self.problem.table_rows > 1 and self.k_blocks >= c.stages
 
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return super().compiled_in | {"copies_table": self.copies_table}
+    compiled_in = fact(lambda self: super().compiled_in | {"copies_table": self.copies_table})
 
     def team_smem(self, start: int) -> tuple[SmemRegion, ...]:
         regions = super().team_smem(start)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cute_kernels.common.facts import flag, number
+from cute_kernels.common.facts import fact, flag, number
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
 from cute_kernels.plan.images import STRIP_PATCH, GridTilesPlan
@@ -93,11 +93,8 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
     """Warps lengthen the rows of patches between the strips that TMA loads and the operand."""
     operand_rows = number(lambda self: REPACKED_ROWS if self.repacks else self.problem.patch)
     """Rows of a patch in the operand and in K."""
-
-    @property
-    def load_box(self) -> tuple[int, ...]:
-        """Box that TMA loads at once, of the only part of the rows."""
-        return self.box_of(self.row_parts[0])
+    load_box = fact(lambda self: self.box_of(self.row_parts[0]))
+    """Box that TMA loads at once, of the only part of the rows."""
 
     def box_of(self, part: RowPart) -> tuple[int, ...]:
         """Box that TMA loads at once: of strips elements of a row, images, rows and planes.

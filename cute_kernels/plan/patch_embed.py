@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from cute_kernels.common.facts import number, text
+from cute_kernels.common.facts import fact, number, text
 from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -60,14 +59,8 @@ class PatchEmbedPlan(Plan):
             profile_operand(self.profile),
         )
 
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return {"table": self.problem.table_rows > 0}
-
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        return {"table_shape": self.table_shape}
-
+    compiled_in = fact(lambda self: {"table": self.problem.table_rows > 0})
+    launch_facts = fact(lambda self: {"table_shape": self.table_shape})
     table_height = number(lambda self: self.problem.table_rows + self.problem.table_index)
     """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, is_legal, reject, round_up
@@ -111,10 +111,8 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
         vectors = self.problem.k * ITEMSIZE[self.problem.in_dtype] // 16
         return self.epilogue_warps * vectors * _LINES_OF_A_FILL
 
-    @property
-    def work(self) -> b200.TileWork:
-        """Work of the busiest CTA, in the units that the model of time has costs for."""
-        return transposed_work(self, self.memory_bytes, self.fill_wavefronts)
+    work = fact(lambda self: transposed_work(self, self.memory_bytes, self.fill_wavefronts))
+    """Work of the busiest CTA, in the units that the model of time has costs for."""
 
     # ---- printing --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number, text
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.base import (
@@ -32,7 +32,6 @@ from cute_kernels.plan.patch_embed import (
     FLAT_ROWS,
     ORDER,
     PatchEmbedPlan,
-    TableLayout,
     check_capacity,
     check_order,
 )
@@ -214,9 +213,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     mma_tiles: int = 1
     store_columns: int = STORE_COLUMNS
 
-    @property
-    def runs(self) -> str:
-        return f"{super().runs}: weight streamed"
+    runs = text(lambda self: f"{super().runs}: weight streamed")
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
@@ -321,9 +318,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
     # ---- bias + position table -------------------------------------------------------------------------------------
 
-    @property
-    def table_layout(self) -> TableLayout:
-        return self.config.table
+    table_layout = fact(lambda self: self.config.table)
 
     @property
     def table_shape(self) -> tuple[int, ...] | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from cute_kernels.common.facts import flag, number
+from cute_kernels.common.facts import fact, flag, number
 from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem, Typed
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -131,10 +130,7 @@ class PatchifyPlan(Plan):
 
     overlaps = flag(lambda self: self.arch.compute_capability >= (9, 0))
     """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return {"gathers_vectors": self.gathers_vectors}
+    compiled_in = fact(lambda self: {"gathers_vectors": self.gathers_vectors})
 
     @property
     def load_pixels(self) -> int:
@@ -162,10 +158,7 @@ class PatchifyPlan(Plan):
         return max(WORD_BYTES, self.unit * self.element_bytes) // self.element_bytes
 
     clusters = number(lambda self: self.problem.batch * (self.problem.height // self.problem.patch))
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return ("move",) * (self.threads // LANES)
+    roles = fact(lambda self: ("move",) * (self.threads // LANES))
 
     @property
     def smem(self) -> tuple[SmemRegion, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.plan.base import (
     ITEMSIZE,
     Plan,
@@ -121,12 +121,8 @@ class WgmmaPair(StoreBuffers):
     """Rows of the tile that one warpgroup computes."""
     mma_tiles = number(lambda self: self.warpgroup_rows // WARPGROUP_ROWS)
     """WGMMAs of 64 rows per K step of a warpgroup."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
-        return ("mma",) * (4 * self.warpgroups) + ("load", "idle", "idle", "idle")
-
+    roles = fact(lambda self: ("mma",) * (4 * self.warpgroups) + ("load", "idle", "idle", "idle"))
+    """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
     load_warp = number(lambda self: 4 * self.warpgroups)
     accumulator_registers = number(lambda self: self.warpgroup_rows * self.config.tile_n // 128)
     a_stage_bytes = number(lambda self: self.tile_m * SWIZZLE_BYTES)

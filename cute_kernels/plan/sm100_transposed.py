@@ -147,10 +147,8 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
 
     # ---- counted work ----------------------------------------------------------------------------------------------
 
-    @property
-    def mma_clocks(self) -> float:
-        """Clocks of the MMAs of a tile, by the published rate."""
-        return self.lanes * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK
+    mma_clocks = number(lambda self: self.lanes * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK)
+    """Clocks of the MMAs of a tile, by the published rate."""
 
     @property
     def wavefronts(self) -> int:

@@ -7,13 +7,13 @@ at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
-from cute_kernels.common.facts import flag, number, text
+from cute_kernels.common.facts import fact, flag, number, text
 from cute_kernels.config import Sm80Config
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -58,12 +58,8 @@ class Sm80Plan(Plan):
 
     tiles = number(lambda self: self.m_tiles * self.n_tiles)
     """Turns of a CTA, all CTAs together."""
-
-    @property
-    def rounds(self) -> tuple[bool, bool]:
-        """Whether the CTA rounds what it has copied of A, and of B."""
-        return False, False
-
+    rounds = fact(lambda self: (False, False))
+    """Whether the CTA rounds what it has copied of A, and of B."""
     rounds_fragments = flag(lambda self: self.arch.compute_capability >= (9, 0))
     """Fragments are rounded, by one instruction a register; before it existed, stages are in shared memory.
 
@@ -74,21 +70,14 @@ class Sm80Plan(Plan):
     """CTAs that are resident at once and take tiles in turn."""
     overlaps = flag(lambda self: self.k_blocks >= self.config.stages - 1)
     """A tile has as many blocks of K as are copied ahead: then those of the next tile are, under its end."""
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return super().compiled_in | {"overlaps": self.overlaps}
-
+    compiled_in = fact(lambda self: super().compiled_in | {"overlaps": self.overlaps})
     teams: ClassVar[int] = 1
     """Groups of warps of a CTA that take tiles of their own."""
     keeps_b = flag(lambda self: self.teams > 1)
     """B of all K is copied once and serves all teams: the tiles of a CTA have the same columns."""
     team_threads = number(lambda self: self.config.warps_m * self.config.warps_n * LANES)
     """Threads that compute a tile."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return ("mma",) * (self.config.warps_m * self.config.warps_n * self.teams)
+    roles = fact(lambda self: ("mma",) * (self.config.warps_m * self.config.warps_n * self.teams))
 
     # ---- a warp's tile ----------------------------------------------------------------------------------------------
 
@@ -120,12 +109,8 @@ class Sm80Plan(Plan):
     """Bytes of a block of B that is kept."""
     kept_bytes = number(lambda self: self.k_blocks * self.kept_block_bytes if self.keeps_b else 0)
     """Bytes of B in front of the stages, if it is kept."""
-
-    @property
-    def beside_clocks(self) -> float:
-        """Modelled clocks of a launch besides its stages and the stores of its tiles."""
-        return self.kept_bytes * KEPT_BYTE_CLOCKS
-
+    beside_clocks = number(lambda self: self.kept_bytes * KEPT_BYTE_CLOCKS)
+    """Modelled clocks of a launch besides its stages and the stores of its tiles."""
     team_bytes = number(lambda self: sum(region.nbytes for region in self.team_smem(0)))
     """Bytes of shared memory that a team has for itself."""
 

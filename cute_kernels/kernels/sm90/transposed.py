@@ -6,18 +6,30 @@ which a warpgroup can keep in registers for the whole launch, and the rows of a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int8, Int32
-from cutlass.cute.nvgpu import warp, warpgroup
+from cutlass import BFloat16, Float32, Int8, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types, tensor_of
-from cute_kernels.kernels.pipes import PipelineState, Sm90Pipe, Stamps
+from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.pipes import (
+    PipelineState,
+    Sm90Pipe,
+    Stamps,
+    allocate,
+    begin,
+    make_stamps,
+    stamp_waits,
+    this_cluster,
+    warp_and_rank,
+)
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import MMA_STEPS, StagingBuffer, Tma, staging_buffer
+from cute_kernels.kernels.tma import MMA_STEPS, StagingBuffer, staging_buffer
 from cute_kernels.plan.base import VECTOR_BYTES, Phase
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 
@@ -44,7 +56,7 @@ class Mma:
         accumulator_type: of its result.
         weight: A operand: register fragments ``[.., k step]`` if resident, otherwise shared-memory descriptors
             ``[.., k step in block, block]``.
-        x_fragments: shared-memory descriptors ``[.., k step in block, block]``.
+        x_fragments: shared-memory descriptors ``[.., k step in block, block]`` of each part of a stage.
         order_barrier: first of the named barriers by which warpgroups hand the tensor cores to each other.
     """
 
@@ -52,7 +64,7 @@ class Mma:
     tiled_mma: cute.TiledMma
     accumulator_type: type
     weight: cute.Tensor
-    x_fragments: cute.Tensor
+    x_fragments: tuple[cute.Tensor, ...]
     operands: Sm90Pipe
     epilogue: TileEpilogue
     order: PositionOrder | ImageOrder
@@ -133,7 +145,11 @@ class Mma:
 
     def _columns(self, stage: Int32, block: int, step: int) -> cute.Tensor:
         """The B operand of a step of a block of a stage."""
-        return self.x_fragments[None, None, step, stage * self.plan.config.stage_blocks + block]
+        for fragments, blocks in zip(self.x_fragments, self.plan.part_blocks, strict=True):
+            if block < blocks:
+                return fragments[None, None, step, stage * blocks + block]
+            block -= blocks
+        raise ValueError(f"block = {block}: must be less than the blocks of a stage")
 
     @property
     def _ordered(self) -> bool:
@@ -291,28 +307,149 @@ class WarpgroupStaging(StagingBuffer):
         cute.arch.barrier(barrier_id=self.staged, number_of_threads=128)
 
 
-def warpgroup_staging(
-    plan: TransposedPlan,
-    storage: cute.Pointer,
-    layout: cute.ComposedLayout,
-    out: Tma,
-    box: tuple[int, ...],
-    warpgroup: Int32,
-    staged: int,
-    stamps: Stamps,
-) -> WarpgroupStaging:
-    """The buffer of a consumer warpgroup.
+# --- the kernel ------------------------------------------------------------------------------------------------------
 
-    Args:
-        plan: says how large it is.
-        storage: staging of the CTA.
-        layout: of a box in it.
-        out: TMA store made with that layout, and its view of the output.
-        box: what is stored at once.
-        warpgroup: which one.
-        staged: named barrier of the first of them.
-        stamps: of the warp.
+
+class Arguments(Protocol):
+    """Arguments of every kernel: the instruction, and TMA copies, weight, table and sizes in tiles."""
+
+    tiled_mma: cute.TiledMma
+    operands: Any
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a thread of a kernel is, and what its CTA has.
+
+    Attributes:
+        rank: of the CTA in its cluster.
+        n_tile: which features the CTA has.
+        memory: regions of shared memory behind the barriers, as the plan lists them.
+        pipes: by edge name.
+        order: tiles of the cluster.
     """
-    buffer = storage + cute.assume(warpgroup * plan.staging_bytes, divby=plan.swizzle_period)
-    own, thread = staging_buffer(buffer, layout, BFloat16, out, box), cute.arch.thread_idx()[0] % 128
-    return WarpgroupStaging(**vars(own), thread=thread, staged=staged + warpgroup, stamps=stamps)
+
+    rank: Int32
+    n_tile: Int32
+    memory: list[cute.Pointer]
+    pipes: dict[str, Sm90Pipe]
+    order: PositionOrder | ImageOrder
+
+
+class TransposedKernel:
+    """Device side of a plan. A subclass says what is loaded and multiplied, and what is stored."""
+
+    plan: TransposedPlan
+    graph: Graph
+
+    def atoms(self, operands: Any) -> tuple[cute.CopyAtom, ...]:
+        """Descriptors to be prefetched."""
+        raise NotImplementedError
+
+    def order(self, operands: Any, first: Int32, step: Int32) -> PositionOrder | ImageOrder:
+        """The tiles of a cluster."""
+        raise NotImplementedError
+
+    def load(self, args: Any, frame: Frame) -> Any:
+        """The role of the load warp."""
+        raise NotImplementedError
+
+    def repack(self, frame: Frame) -> Any:
+        """The role of warps between the load warp and the consumers, if the plan has them."""
+        raise NotImplementedError
+
+    def weight_stages(self, frame: Frame) -> cute.Tensor:
+        """``[features, 128 bytes of K, block]`` of a streamed weight."""
+        raise NotImplementedError
+
+    def x_stages(self, frame: Frame) -> Iterator[cute.Tensor]:
+        """``[rows of a tile, 128 bytes of K, block]`` of each part of a stage."""
+        raise NotImplementedError
+
+    def staging(self, frame: Frame) -> cute.Pointer:
+        """Staging of all warpgroups."""
+        raise NotImplementedError
+
+    @property
+    def out_box(self) -> tuple[int, ...]:
+        """A warpgroup's part of a tile, which it stores at once, in the modes of the output."""
+        raise NotImplementedError
+
+    def staging_layout(self) -> cute.ComposedLayout:
+        """That box in shared memory, SWIZZLE_128B: rows of 64 features, in the order of the columns of a tile."""
+        raise NotImplementedError
+
+    def epilogue(self, operands: Any, staging: WarpgroupStaging, feature_block: Int32) -> TileEpilogue:
+        """What becomes of a warpgroup's accumulators of 64 features."""
+        raise NotImplementedError
+
+    def tile_stages(self, args: Any) -> Int32:
+        """Stages of a tile."""
+        return Int32(self.plan.tile_stages)
+
+    def tiled_mma(self, weight: type, x: type) -> cute.TiledMma:
+        """WGMMA of 64 features, the rows of a tile and 32 bytes of K."""
+        source = warpgroup.OperandSource.RMEM if self.plan.resident else warpgroup.OperandSource.SMEM
+        shape = (64, self.plan.tile_rows, self.plan.mma_k_bytes * 8 // x.width)
+        majors = (OperandMajorMode.K, OperandMajorMode.K)
+        if self.plan.sums_integers:
+            return cute.make_tiled_mma(warpgroup.MmaI8Op(weight, x, Int32, shape, source, *majors))
+        if x.width == 16:
+            return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(x, Float32, shape, source, *majors))
+        return cute.make_tiled_mma(warpgroup.MmaF8Op(weight, x, Float32, shape, source, *majors))
+
+    @cute.jit
+    def run(self, args: Arguments, profile: cute.Pointer | None) -> None:
+        """The whole kernel."""
+        plan, o = self.plan, args.operands
+        warp_index, rank = warp_and_rank(plan)
+        barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
+        begin(self.graph, warp_index == plan.load_warp, barriers, self.atoms(o))
+
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp_index))
+        cluster, clusters = this_cluster(plan)
+        n_tile = cluster % o.feature_groups * plan.config.cluster + rank
+        order = self.order(o, cluster // o.feature_groups, clusters // o.feature_groups)
+        frame = Frame(rank, n_tile, memory, pipes, order)
+
+        if warp_index >= plan.load_warp:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp_index == plan.load_warp:
+                self.load(args, frame).run()
+            elif cutlass.const_expr("repack" in plan.roles):
+                self.repack(frame).run()
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            self._mma(args, frame, warp_index // 4).run()
+        stamps.finish()
+
+    def _mma(self, args: Arguments, frame: Frame, group: Int32) -> Mma:
+        plan, mma, pipe = self.plan, args.tiled_mma, frame.pipes["operands"]
+        thread = cute.arch.thread_idx()[0] % 128
+        own = mma.get_slice(thread)
+        feature_block = frame.n_tile * plan.config.warpgroups + group
+        if plan.resident:
+            weight = resident_weight(mma, own, args.operands.weight, feature_block, plan.k_blocks * plan.tile_k)
+        else:
+            stages = self.weight_stages(frame)
+            mine = cute.local_tile(stages, (64, plan.tile_k, plan.ring_blocks), (group, 0, 0))
+            weight = mma.make_fragment_A(own.partition_A(mine))
+        x_fragments = tuple(mma.make_fragment_B(own.partition_B(part)) for part in self.x_stages(frame))
+        buffer = self.staging(frame) + cute.assume(group * plan.staging_bytes, divby=plan.swizzle_period)
+        stored = staging_buffer(buffer, self.staging_layout(), BFloat16, args.operands.out, self.out_box)
+        staged = self.graph.named_barrier("staged 0") + group
+        staging = WarpgroupStaging(**vars(stored), thread=thread, staged=staged, stamps=pipe.stamps)
+        return Mma(
+            plan=plan,
+            tiled_mma=mma,
+            accumulator_type=Int32 if plan.sums_integers else Float32,
+            weight=weight,
+            x_fragments=x_fragments,
+            operands=pipe,
+            epilogue=self.epilogue(args.operands, staging, feature_block),
+            order=frame.order,
+            tile_stages=self.tile_stages(args),
+            warpgroup=group,
+            thread=thread,
+            order_barrier=self.graph.named_barrier("order barrier 0"),
+        )
