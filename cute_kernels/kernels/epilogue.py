@@ -207,13 +207,9 @@ LONG = {
 def activate(
     pair: Pair, activation: cutlass.Constexpr[str], dtype: cutlass.Constexpr, packed: cutlass.Constexpr[bool] = False
 ) -> Pair:
-    """One of `cute_kernels.config.ACTIVATIONS` of two registers.
+    """One of `cute_kernels.config.ACTIVATIONS` of two FP32 registers, which the caller rounds to ``dtype``.
 
-    Args:
-        pair: FP32.
-        activation: its name.
-        dtype: element type to which the caller rounds the results.
-        packed: the architecture has two-wide FP32 arithmetic (sm_100 and later).
+    ``packed``: the architecture has two-wide FP32 arithmetic (sm_100 and later).
     """
     if cutlass.const_expr(activation == "none"):
         return pair

@@ -26,14 +26,7 @@ Operands: TypeAlias = Any
 
 
 def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> None:
-    """Launches persistent clusters with programmatic dependent launch.
-
-    Args:
-        kernel: device function with its arguments.
-        plan: gives threads, cluster and shared memory.
-        clusters: how many.
-        stream: where.
-    """
+    """Launches persistent clusters with programmatic dependent launch."""
     kernel.launch(
         grid=(clusters * math.prod(plan.cluster), 1, 1),
         block=(plan.threads, 1, 1),

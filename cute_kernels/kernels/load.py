@@ -57,13 +57,9 @@ def tma_operand(
     share: tuple[int, int | Int32] = (1, 0),
     mask: Int32 | None = None,
 ) -> Operand:
-    """One operand of this CTA.
+    """One operand of this CTA, from its parts of the TMA view and of shared memory: boxes of ``box_modes`` modes.
 
     Args:
-        atom: TMA load.
-        source: this CTA's part of the TMA view, by boxes.
-        stages: its buffers in shared memory.
-        box_modes: modes of a box, in both.
         boxes: row boxes of one stage.
         tile: tiles of a cluster along this operand, and which one this CTA multiplies.
         share: CTAs that share that tile, and which of its parts this CTA loads.

@@ -70,12 +70,7 @@ NO_STAMPS = Stamps()
 
 
 def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps:
-    """Stamps of this warp.
-
-    Args:
-        plan: what was compiled for so many stamps.
-        profile: the buffer of `cute_kernels.plan.base.profile_shape`, or None.
-        warp: index in the CTA.
+    """Stamps of this warp of the CTA; none without ``profile``, the buffer of `cute_kernels.plan.base.profile_shape`.
     """
     if profile is None:
         return NO_STAMPS
@@ -265,14 +260,7 @@ class Sm90Pipe(Pipe):
     def arrive_empty(
         self, state: PipelineState, thread: Int32, ctas: cutlass.Constexpr[int], first: int | Int32 = 0
     ) -> None:
-        """Consumer warpgroup: releases the stage to every CTA that multicasts into it.
-
-        Args:
-            state: the stage.
-            thread: index in the warpgroup; thread i signals CTA ``first + i``.
-            ctas: CTAs that share the stage.
-            first: the first of them.
-        """
+        """Consumer warpgroup: releases the stage to ``ctas`` CTAs that load into it, thread i to CTA ``first + i``."""
         if thread < ctas:
             if cutlass.const_expr(ctas == 1):
                 cute.arch.mbarrier_arrive(self.empty + state.index)

@@ -202,15 +202,7 @@ class StripBoxes(NamedTuple):
 def strip_boxes(
     plan: StripsPlan, tma: Tma, stages: cute.Pointer, share: tuple[int, int | Int32], part: RowPart
 ) -> StripBoxes:
-    """Boxes of a part of the rows that the load warp copies.
-
-    Args:
-        plan: what is loaded.
-        tma: atom, and TMA view of the images.
-        stages: buffers in shared memory.
-        share: CTAs that share every strip, and which of its pieces this CTA loads.
-        part: of the rows.
-    """
+    """Boxes of a part of the rows that the load warp copies to ``stages``, of which this CTA loads its ``share``."""
     layout, box = strip_layout(plan, plan.load_stages, part), plan.box_of(part)
     stages = _first_byte(plan, stages, part)
     if plan.gathers and part.span > SPANS[0]:

@@ -68,13 +68,9 @@ def shared_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: typ
 def sides(
     atom: cute.CopyAtom, shared: cute.Tensor, memory: cute.Tensor, modes: int, share: tuple[int, int | Int32] = (1, 0)
 ) -> tuple[cute.Tensor, cute.Tensor]:
-    """Both sides of a copy: boxes in shared memory, and boxes of the view of global memory.
+    """Both sides of a copy by boxes of so many ``modes``: in shared memory, and in the view of global memory.
 
-    Args:
-        atom: the copy.
-        shared, memory: both by boxes.
-        modes: those of a box, which become one.
-        share: CTAs that share a box, and which of its parts this CTA copies.
+    ``share``: CTAs that share a box, and which of its parts this CTA copies.
     """
     groups = cute.group_modes(shared, 0, modes), cute.group_modes(memory, 0, modes)
     return cpasync.tma_partition(atom, share[1], cute.make_layout(share[0]), *groups)
@@ -83,13 +79,7 @@ def sides(
 def fetch(
     atom: cute.CopyAtom, source: cute.Tensor, target: cute.Tensor, barrier: cute.Pointer, multicast: Int16 | None = None
 ) -> None:
-    """Starts the load of a box, whose bytes complete on ``barrier``.
-
-    Args:
-        atom: the load.
-        source, target: the box in global and in shared memory.
-        barrier: in each CTA that receives it.
-        multicast: those CTAs as a bit mask; None: this one.
+    """Starts the load of a box, whose bytes complete on ``barrier`` in this CTA, or in those of a mask, ``multicast``.
     """
     if multicast is None:
         cute.copy(atom, source, target, tma_bar_ptr=barrier)
@@ -154,15 +144,7 @@ class StagingBuffer:
 def staging_buffer(
     buffer: cute.Pointer, layout: cute.ComposedLayout, dtype: type, out: Tma, box: tuple[int, ...]
 ) -> StagingBuffer:
-    """The buffer that begins at ``buffer``.
-
-    Args:
-        buffer: in shared memory.
-        layout: of a box in it.
-        dtype: element type of the output.
-        out: TMA store made with that layout, and its view of the output.
-        box: what is stored at once.
-    """
+    """The buffer that begins at ``buffer``, with the layout of a box in it, by which ``out`` was made."""
     boxes = cute.local_tile(out.view, box, (None,) * len(box))
     source, target = sides(out.atom, shared_tensor(buffer, layout, dtype), boxes, len(box))
     return StagingBuffer(buffer, out.atom, source, target)
@@ -299,14 +281,7 @@ class GroupStaging(WarpStaging):
 
 
 def group_staging(ring: WarpStaging, place: Int32, barrier: Int32, warps: int) -> GroupStaging:
-    """A ring that so many warps share.
-
-    Args:
-        ring: as of one warp.
-        place: of this warp among them.
-        barrier: their named barrier.
-        warps: how many.
-    """
+    """A ring that so many warps share, of which this one is the ``place``-th; they have a named barrier."""
     return GroupStaging(**vars(ring), first=place == 0, barrier=barrier, threads=32 * warps)
 
 
@@ -321,15 +296,8 @@ def warp_staging(
 ) -> WarpStaging:
     """The ring of ``buffers`` buffers that begins at buffer ``first`` of the staging area at ``storage``.
 
-    Args:
-        storage: staging area of the CTA.
-        first: this warp's first buffer, counted in buffers.
-        rows: rows of a buffer.
-        buffers: buffers of the ring.
-        out: TMA store made with ``staging_layout(rows, columns, row_bytes)``, and its view of the output,
-            ``[M, N]`` or ``[M, N, batch]``.
-        dtype: element type of the output.
-        row_bytes: bytes of a row of a buffer, 128, 64 or 32.
+    A buffer has ``rows`` rows of 128, 64 or 32 bytes; ``out`` was made with its `staging_layout`, and views ``[M, N]``
+    or ``[M, N, batch]``.
     """
     columns = row_bytes * 8 // dtype.width
     base = storage + cute.assume(first * (rows * row_bytes), divby=rows * row_bytes)

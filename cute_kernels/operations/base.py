@@ -91,14 +91,7 @@ _LIBRARY = torch.library.Library("cute_kernels", "FRAGMENT")
 def define_operator(
     name: str, parameters: str, run: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]
 ) -> None:
-    """Defines ``torch.ops.cute_kernels.<name>``.
-
-    Args:
-        name: of the operator.
-        parameters: its schema's, without parentheses.
-        run: computes the result, below autograd.
-        fake: an empty tensor like the result, of fake tensors.
-    """
+    """Defines ``torch.ops.cute_kernels.<name>``: ``run`` computes below autograd, ``fake`` makes an empty result."""
     # Kernels read rows through TMA: a compiler must not hand them other strides than the program had.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
     _LIBRARY.define(f"{name}({parameters}) -> Tensor", tags=tags)
@@ -276,12 +269,7 @@ class Operation(ABC, Generic[A]):
         return self._first(direct, values)
 
     def _first(self, direct: bool, values: tuple) -> torch.Tensor:
-        """A call that is not remembered.
-
-        Args:
-            direct: nothing intercepts operators, so that the dispatcher may be left out.
-            values: the arguments.
-        """
+        """A call that is not remembered; ``direct``: nothing intercepts operators, the dispatcher may be left out."""
         flat = self.table.encode(values)
         if direct:
             gradients = _is_grad_enabled()

@@ -175,13 +175,7 @@ class Frames(threading.local):
     """
 
     def __init__(self, plan: Plan, parameters: Sequence[str] = (), **constants: float | int) -> None:
-        """Lays out the values.
-
-        Args:
-            plan: of the kernel; its sizes are filled in.
-            parameters: what `launcher` writes, first in memory and in this order.
-            constants: addresses and numbers that stay.
-        """
+        """Lays out the values: first the ``parameters`` that `launcher` writes, then sizes and ``constants``."""
         present = [operand for operand in plan.operands if operand.present]
         formats = {o.name: _FORMATS["pointer" if o.kind == "pointer" else o.dtype] for o in present}
         self._formats = formats | {"stream": _FORMATS["pointer"]}
@@ -209,10 +203,7 @@ class Frames(threading.local):
     ) -> Callable[..., None]:
         """A function that writes its arguments, those of the frames' parameters, into this thread's frame and calls.
 
-        Args:
-            parameters: of the frames.
-            call: takes the address of the array.
-            fail: takes a status that is not 0.
+        ``call`` takes the address of the array, ``fail`` a status that is not 0.
         """
         padded = [f"{form[1:]}{_SLOT - struct.calcsize(form)}x" for form in map(self._formats.get, parameters)]
         write = struct.Struct("=" + "".join(padded)).pack_into
@@ -291,10 +282,6 @@ def _dsl_argument(operand: Operand, given: float | int | None) -> Any:
 
 def check_layout(plan: Plan, function: Any) -> None:
     """Compares a frame with what CuTe DSL itself makes of the same arguments, argument by argument.
-
-    Args:
-        plan: of the kernel.
-        function: what CuTe DSL compiled of it.
 
     Raises:
         RuntimeError: this version of CuTe DSL passes arguments in another way.

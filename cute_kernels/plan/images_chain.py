@@ -225,12 +225,7 @@ def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProb
 
 
 def chained(rows: Kernel, why: Reason) -> Kernel:
-    """A kernel over rows behind the pass, with the tunables of that kernel.
-
-    Args:
-        rows: the kernel.
-        why: says why images are not read by a kernel itself; empty where they are.
-    """
+    """A kernel over rows behind the pass, with its tunables; ``why`` is empty where a kernel reads the images."""
 
     def plan(problem: PatchEmbedImagesProblem, config: PatchEmbedConfig, arch: Arch, sm_count: int) -> RowsChainPlan:
         product = rows.plan(rows_problem(problem, arch), config, arch, sm_count)

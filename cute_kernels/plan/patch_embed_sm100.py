@@ -144,11 +144,7 @@ def check_rows(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> Non
 
 
 def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: Planned) -> Sm100PatchEmbedConfig:
-    """The configuration with order, positions of a tile and layout of the table filled in.
-
-    Args:
-        planned: the plan of a configuration without open fields.
-    """
+    """The configuration with order, positions of a tile and layout of the table filled in."""
     table = config.table or "interleaved"
     flat = dataclasses.replace(config, order="flat", tile_positions=config.tile_positions or 1, table=table)
     whole = problem.m % positions_of(problem) == 0 and not problem.table_index

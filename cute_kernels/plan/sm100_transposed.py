@@ -227,10 +227,7 @@ def check_mma_tiles(plan: Sm100TransposedPlan) -> None:
 def check_stages(plan: Sm100TransposedPlan, name: str, value: int, smaller: Callable[[], int]) -> None:
     """Barriers and shared memory; all MMA tiles of a tile read its stages, which the last one frees.
 
-    Args:
-        plan: to be checked.
-        name, value: what to report where two stages do not fit: a field of the tile's shape.
-        smaller: its nearest legal value.
+    Where two stages do not fit, a field of the tile's shape is reported: name, value and nearest legal value.
     """
     config = plan.config
     room = room_for_stages(plan)
@@ -254,12 +251,7 @@ def check_stages(plan: Sm100TransposedPlan, name: str, value: int, smaller: Call
 
 
 def check_tensor_memory(plan: Sm100TransposedPlan, narrower: Callable[[int], tuple[str, object, object]]) -> None:
-    """Accumulators beside the weight.
-
-    Args:
-        plan: to be checked.
-        narrower: the field of the tile's shape to report where one accumulator is too wide for so many columns: name,
-            value, nearest legal value.
+    """Accumulators beside the weight; ``narrower`` gives the field, as `reject` takes it, that makes one fit columns.
     """
     config, most = plan.config, plan.arch.tmem_columns
     room = most - plan.weight_columns
@@ -282,14 +274,9 @@ def smallest(config: AnyConfig, weight: str, **shape: object) -> AnyConfig:
 
 
 def largest_fitting(plan: Sm100TransposedPlan, step: int, name: str, columns: int = 1, **fixed: object) -> int:
-    """The largest value of a field below the plan's with which two stages fit, or ``step``.
+    """The largest multiple of ``step`` below the plan's value of a field with which two stages fit, or ``step``.
 
-    Args:
-        plan: what does not fit.
-        step: what the field is a multiple of.
-        name: of the field.
-        columns: of a tile for each unit of it.
-        fixed: other fields, by their values.
+    ``columns``: of a tile for each unit of the field; ``fixed``: other fields, by their values.
     """
     for value in range(getattr(plan.config, name) - step, step, -step):
         shape = {name: value, "mma_columns": value * columns, "stages": 2, **fixed}
@@ -346,10 +333,7 @@ def predict(plan: b200.Timed) -> Prediction:
 def transposed_work(plan: Sm100TransposedPlan, memory_bytes: int, once_lines: float = 0.0) -> b200.TileWork:
     """Work of the busiest CTA; every warp of the epilogue has a quarter of the features.
 
-    Args:
-        plan: of rows or of images.
-        memory_bytes: that a launch cannot do without.
-        once_lines: of bringing the weight to where it stays.
+    ``memory_bytes``: that a launch cannot do without; ``once_lines``: of bringing the weight to where it stays.
     """
     return b200.TileWork(
         tiles=-(-plan.tiles * plan.feature_groups // plan.clusters) * -(-plan.clusters * plan.ctas // plan.sm_count),

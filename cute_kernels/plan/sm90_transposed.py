@@ -121,12 +121,8 @@ def check_registers(
 ) -> None:
     """Weight fragments, accumulators and addressing of a consumer thread, against what setmaxnreg gives it.
 
-    Args:
-        plan: to be checked.
-        name: the field that gives the rows of a tile.
-        rows: rows of a tile for each unit of it.
-        step: what it is a multiple of.
-        otherwise: name, value and nearest legal value to report where the weight alone is too much.
+    Reported is the field ``name``, a multiple of ``step`` with ``rows`` rows of a tile for each unit; where the weight
+    alone is too much, ``otherwise``: name, value and nearest legal value.
     """
 
     def fit(room: int) -> int:

@@ -147,12 +147,7 @@ FACTORS = 4
 def table_view(
     plan: Sm100PatchEmbedPlan, pointer: cute.Pointer | None, rows: Int32, columns: Int32
 ) -> cute.Tensor | None:
-    """``[rows, columns]`` over the table of `Plan.table_shape`, both modes hierarchical unless it is row-major.
-
-    Args:
-        rows: rows of the table in memory.
-        columns: its columns, a multiple of a tile's.
-    """
+    """``[rows, columns]`` over the table of `Plan.table_shape`, both modes hierarchical unless it is row-major."""
     if pointer is None:
         return None
     if plan.config.table == "row_major":

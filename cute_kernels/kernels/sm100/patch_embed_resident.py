@@ -60,14 +60,7 @@ def rows_box(plan: Sm100ResidentPlan) -> tuple[int, int, int]:
 
 
 def rows_operand(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer, rank: Int32) -> Operand:
-    """``x`` as this CTA loads it: ``[box, row block, k_block, position block]`` to ``[box, block]``.
-
-    Args:
-        plan: what is loaded.
-        tma: atom, and TMA view ``[images, K, positions]`` of ``x``.
-        stages: buffers in shared memory.
-        rank: which CTA of the pair.
-    """
+    """``x`` as this CTA loads it: ``[box, row block, k_block, position block]`` to ``[box, block]``."""
     box, element = rows_box(plan), element_type(plan)
     boxes = shared_tensor(stages, k_major(element, box, plan.ring_blocks), element)
     rows = cute.local_tile(tma.view, box, (None, None, None))

@@ -101,14 +101,6 @@ def fill_tensor_memory(
     """Epilogue warp: writes the weight of its features, K-major, four bytes to a column; and says so.
 
     Lanes beyond the last feature get the weight of that one: TMA clips what is computed of it.
-
-    Args:
-        plan: says where.
-        weight: ``[N, K]`` in global memory.
-        tmem: the columns of the weight.
-        n_tile: which features of the weight.
-        thread: lane of tensor memory.
-        pipe: of the weight.
     """
     columns = plan.weight_columns
     memory = cute.make_tensor(tmem, cute.make_layout((plan.lanes, columns), stride=(LANE_STRIDE, 1)))
@@ -198,16 +190,7 @@ def _weight_type(plan: Sm100TransposedPlan) -> type:
 def weight_load(
     plan: Sm100TransposedPlan, tma: Tma, stages: cute.Pointer, pipe: Sm100Pipe, group: Int32, place: ClusterPlace
 ) -> WeightLoad:
-    """The load of this CTA's part of the weight.
-
-    Args:
-        plan: what is loaded.
-        tma: of `smem_tma`.
-        stages: the weight in shared memory.
-        pipe: of the weight.
-        group: of features, of this cluster.
-        place: of this CTA.
-    """
+    """The load of this CTA's part of the weight into ``stages``, by the copy of `smem_tma`; ``group``: of features."""
     tiled_mma = transposed_mma(plan, plan.mma_spans[0][1])
     tile_m, _, tile_k = _tile(plan)
     boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma.view, (tile_m, tile_k), (None, None)))
@@ -492,16 +475,7 @@ def transposed_staging(
     box: tuple[int, ...],
     quarter: Int32,
 ) -> TransposedStaging:
-    """The buffer of the warp that drains a quarter of the lanes.
-
-    Args:
-        plan: says how large it is.
-        storage: staging of the CTA.
-        layout: of `transposed_layout`.
-        out: TMA store made with that layout, and its view of the output.
-        box: what is stored at once.
-        quarter: which warp.
-    """
+    """The buffer of the warp that drains a quarter of the lanes, in the layout that ``out`` was made with."""
     dtype = ELEMENT_TYPES[plan.problem.out_dtype]
     buffer = storage + cute.assume(quarter * plan.staging_bytes, divby=512)
     own = staging_buffer(buffer, layout, dtype, out, box)
@@ -543,12 +517,7 @@ class TransposedEpilogue:
 
     @abstractmethod
     def fetch(self, registers: cute.Tensor | None, row_block: Int32, position: Int32, held: Int32) -> Int32:
-        """Before a tile: loads what the registers do not hold yet.
-
-        Args:
-            registers: to be filled.
-            row_block, position: what the tile order gives.
-            held: what was returned for the tile before, -1 at first.
+        """Before a tile: loads what the registers do not hold yet, for what `held` is of the tile before, -1 at first.
 
         Returns:
             A number for `finish` and for the next tile.

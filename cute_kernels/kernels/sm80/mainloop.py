@@ -199,10 +199,7 @@ class MainLoop:
         return cutlass.select_(stage == ring[1], ring[0], stage + self.plan.stage_bytes)
 
     def _buffers(self, read: Int32, following: Int32, ring: tuple[Int32, Int32], block: Int32) -> tuple[Int32, ...]:
-        """Stages that are multiplied, that come next, and that are written: the one in front, multiplied last.
-
-        Behind them where B of the first two is.
-        """
+        """Stages that are multiplied, come next and are written, and where B of the first two is."""
         write = cutlass.select_(read == ring[0], ring[1], read - self.plan.stage_bytes)
         return read, following, write, self._b(read, block), self._b(following, block + 1)
 
@@ -256,13 +253,7 @@ class MainLoop:
         buffers: tuple[Int32, ...],
         more: Int32 | None,
     ) -> None:
-        """Multiplies a block, copies another one, and makes the next one ready.
-
-        Args:
-            sums, parts: accumulators, and fragments of the first step.
-            loads, block, exists: what is copied, if at all.
-            buffers: as `_buffers`.
-            more: whether a next one is there; None: nobody is to wait for it here.
+        """Multiplies a block, copies another if it ``exists``, and makes the next ready; ``more`` None: nobody waits.
         """
         read, following, write, b, following_b = buffers
         steps = self.plan.config.row_bytes // STEP_BYTES

@@ -77,11 +77,7 @@ class PartialSums:
 
     @cute.jit
     def send(self, accumulator: cute.Tensor, phase: Int32) -> None:
-        """Sends this warp's sums to the CTA that finishes its rows.
-
-        Args:
-            accumulator: sums of this warp over its slice.
-            phase: parity of the tile's number in this cluster.
+        """Sends this warp's sums to the CTA that finishes its rows; ``phase``: parity of the cluster's count of tiles.
         """
         groups = cute.size(accumulator) // GROUP
         bits = cute.make_tensor(cute.recast_ptr(accumulator.iterator, dtype=Int32), (GROUP, groups))
@@ -93,11 +89,7 @@ class PartialSums:
 
     @cute.jit
     def receive(self, phase: Int32) -> None:
-        """Waits for the sums of the other slices.
-
-        Args:
-            phase: parity of the tile's number in this cluster.
-        """
+        """Waits for the sums of the other slices, likewise."""
         full = self.sums.full + self.warp
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, self.plan.received_bytes)
@@ -144,11 +136,7 @@ class PartialSums:
 
     @cute.jit
     def drain(self, phase: Int32) -> None:
-        """At the end: a CTA must outlive the signals that its sums have been read.
-
-        Args:
-            phase: as for the next tile, if there were one.
-        """
+        """At the end, with the phase of a next tile: a CTA must outlive the signals that its sums have been read."""
         if self.slice != self.finisher:
             ptx.mbarrier_try_wait_relaxed_cluster(self.sums.empty + self.warp, phase ^ 1)
 
@@ -227,11 +215,9 @@ class KeptNumbers:
         return cute.recast_ptr(self.base, dtype=Float32) + self.kinds.index(kind) * self.count + column
 
     def write(self, numbers: list[list[Float32]], waits: bool) -> None:
-        """Writes what this thread has loaded; afterwards all may read.
+        """Writes what this thread has loaded, by kind and column; afterwards all may read.
 
-        Args:
-            numbers: by kind and column.
-            waits: until nobody reads those of the tile before. Otherwise all have come here since by another barrier.
+        ``waits``: until nobody reads those of the tile before. Otherwise all have come here since by another barrier.
         """
         if waits:
             self._synchronise()
@@ -407,10 +393,7 @@ class GemmMma:
         ahead: tuple[cute.Tensor | None, ...] | None,
         phase: Int32,
     ) -> None:
-        """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
-
-        MMA tiles of a region follow each other. ``phase`` is the parity of the tile's number.
-        """
+        """Finishes, stages and stores a tile with this parity; returns as soon as the last TMA store is issued."""
         plan, config = self.plan, self.plan.config
         groups, dtype = self._groups, ELEMENT_TYPES[plan.problem.out_dtype]
         upcoming = ahead
@@ -480,9 +463,7 @@ class GemmMma:
 
     @cute.jit
     def _refill(self, place: tuple[Int32, ...], i: cutlass.Constexpr[int]) -> None:
-        """Asks for the residual of a later region, when that of region ``i`` has been stored.
-
-        Of two buffers that one, which is waited for; of more the one before, which has probably been read.
+        """Asks for a later region's residual once region ``i`` is stored, of many buffers into one that is read by now.
         """
         unread = int(self.plan.config.store_stages > 2)
         upcoming = i - unread + self.plan.config.store_stages

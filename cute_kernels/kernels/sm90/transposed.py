@@ -197,16 +197,10 @@ def resident_weight(
     feature_block: Int32,
     columns: cutlass.Constexpr[int],
 ) -> cute.Tensor:
-    """This thread's fragments of 64 features x ``columns`` elements of the weight, zero beyond its end.
+    """This thread's fragments of 64 features x ``columns`` elements of the weight ``[N, K]``, zero beyond its end.
 
     A fragment register is four neighbouring bytes of K, which is a multiple of 16 bytes: a register is all inside or
     all out.
-
-    Args:
-        tiled_mma, slice_: the operation, and this thread's part of it.
-        weight: ``[N, K]`` of 8- or 16-bit elements.
-        feature_block: which 64 features.
-        columns: K, rounded up to whole blocks.
     """
     per_word = cutlass.const_expr(Int32.width // weight.element_type.width)
     fragments = _fragments(tiled_mma.partition_shape_A((64, columns)), weight.element_type)

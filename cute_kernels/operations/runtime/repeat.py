@@ -183,11 +183,7 @@ class RepeatedCalls:
         """Launches a remembered call, or returns None if it has to be made the long way.
 
         Takes the operation's arguments unchecked, whatever they are, and leaves it to the long way to say what is wrong
-        with them; only factors that are no legal numbers raise here.
-
-        Args:
-            values: the arguments.
-            gradients: refuses tensors that require them.
+        with them; only factors that are no legal numbers raise here. ``gradients`` refuses tensors that require them.
         """
         main = id(values[self._main])
         call = self.recent.get(main)
@@ -225,13 +221,7 @@ class RepeatedCalls:
         operands: Operands,
         out: torch.Tensor,
     ) -> None:
-        """Remembers a call that was just made the long way on the current stream, if it may be made again.
-
-        Args:
-            values: the operation's arguments by name.
-            plan, operands: of the launch.
-            out: what the call returned.
-        """
+        """Remembers a call that was just made the long way on the current stream, if it may be made again."""
         if torch.cuda.is_current_stream_capturing():
             return  # memory of a graph's own pool must not outlive the graph
         given = {i: a for i, a in enumerate(self._arguments) if isinstance(values[a.name], torch.Tensor)}
