@@ -15,12 +15,8 @@ from cute_kernels.kernels.ptx import Pair
 
 @cute.jit
 def scale_add_round(
-    accumulator: cute.Tensor,
-    table: cute.Tensor | None,
-    scale: Float32 | cute.Tensor,
-    epilogue: cutlass.Constexpr,
-    packed_f32: cutlass.Constexpr[bool],
-    adds_bf16: cutlass.Constexpr[bool] = True,
+    accumulator: cute.Tensor, table: cute.Tensor | None, scale: Float32 | cute.Tensor, epilogue: cutlass.Constexpr,
+    packed_f32: cutlass.Constexpr[bool], adds_bf16: cutlass.Constexpr[bool] = True
 ) -> cute.Tensor:
     """``accumulator * scale + table`` in BF16, elementwise over one thread's registers.
 
@@ -59,10 +55,8 @@ def scale_add_round(
 
 
 def scale_add(
-    sums: tuple[Float32, ...],
-    scales: tuple[Float32, ...],
-    addends: tuple[Float32, ...] | None,
-    packed_f32: bool = False,
+    sums: tuple[Float32, ...], scales: tuple[Float32, ...], addends: tuple[Float32, ...] | None,
+    packed_f32: bool = False
 ) -> tuple[Float32, ...]:
     """``fma(sum, scale, addend)`` elementwise, or the product where nothing is added: FP32, rounded once.
 
@@ -129,13 +123,8 @@ class Scales:
 
 
 def scales_of(
-    by_pointer: bool,
-    scale: Float32 | cute.Pointer | None,
-    row_scale: cute.Pointer | None,
-    feature_scale: cute.Pointer | None,
-    m: Int32,
-    n: Int32,
-    *batches: Int32,
+    by_pointer: bool, scale: Float32 | cute.Pointer | None, row_scale: cute.Pointer | None,
+    feature_scale: cute.Pointer | None, m: Int32, n: Int32, *batches: Int32
 ) -> Scales:
     """Scales that a host function is given, as views; with a number of products ``[.., batches]``."""
     call = cute.make_tensor(scale, 1) if by_pointer else scale

@@ -33,10 +33,8 @@ class LayerNormScaleKernel:
         """Launches a warp for each row."""
         plan = self.plan
         self.kernel(o.x, o.addend, o.scale, o.m, o.k).launch(
-            grid=(cute.ceil_div(o.m, plan.warps), 1, 1),
-            block=(plan.threads, 1, 1),
-            stream=stream,
-            use_pdl=plan.overlaps,
+            grid=(cute.ceil_div(o.m, plan.warps), 1, 1), block=(plan.threads, 1, 1), stream=stream,
+            use_pdl=plan.overlaps
         )
 
     @cute.kernel

@@ -48,14 +48,8 @@ class Operand:
 
 
 def tma_operand(
-    atom: cute.CopyAtom,
-    source: cute.Tensor,
-    stages: cute.Tensor,
-    box_modes: int,
-    boxes: int = 1,
-    tile: tuple[int, int | Int32] = (1, 0),
-    share: tuple[int, int | Int32] = (1, 0),
-    mask: Int32 | None = None,
+    atom: cute.CopyAtom, source: cute.Tensor, stages: cute.Tensor, box_modes: int, boxes: int = 1,
+    tile: tuple[int, int | Int32] = (1, 0), share: tuple[int, int | Int32] = (1, 0), mask: Int32 | None = None
 ) -> Operand:
     """One operand of this CTA, from its parts of the TMA view and of shared memory: boxes of ``box_modes`` modes.
 
@@ -73,11 +67,8 @@ def tma_operand(
 
 @cute.jit
 def clear_unloaded(
-    stages: cute.Pointer,
-    count: cutlass.Constexpr[int],
-    stage_bytes: cutlass.Constexpr[int],
-    loaded_bytes: cutlass.Constexpr[int],
-    threads: cutlass.Constexpr[int],
+    stages: cute.Pointer, count: cutlass.Constexpr[int], stage_bytes: cutlass.Constexpr[int],
+    loaded_bytes: cutlass.Constexpr[int], threads: cutlass.Constexpr[int]
 ) -> None:
     """Zeros what no load writes: of ``count`` stages all but the first ``loaded_bytes``, by all threads of the CTA.
 

@@ -44,11 +44,8 @@ class PatchifyKernel:
         if cutlass.const_expr(plan.gathers_vectors):
             smem += problem.channels * problem.patch * PITCH_PAD_BYTES
         self.kernel(o.images, o.x, strip, o.grid_rows, o.grid_columns).launch(
-            grid=(o.batch * o.grid_rows, 1, 1),
-            block=(plan.threads, 1, 1),
-            smem=smem,
-            stream=stream,
-            use_pdl=plan.overlaps,
+            grid=(o.batch * o.grid_rows, 1, 1), block=(plan.threads, 1, 1), smem=smem, stream=stream,
+            use_pdl=plan.overlaps
         )
 
     @cute.kernel
@@ -70,13 +67,8 @@ class PatchifyKernel:
 
     @cute.jit
     def _move(
-        self,
-        images: cute.Pointer,
-        rows: cute.Pointer,
-        storage: cute.Pointer,
-        first: Int64,
-        strip: Int32,
-        grid: tuple[Int32, Int32],
+        self, images: cute.Pointer, rows: cute.Pointer, storage: cute.Pointer, first: Int64, strip: Int32,
+        grid: tuple[Int32, Int32]
     ) -> None:
         """Strips as they are, then one store after the other, whose place in a patch is worked out for each."""
         plan, problem = self.plan, self.plan.problem
@@ -105,13 +97,8 @@ class PatchifyKernel:
 
     @cute.jit
     def _move_vectors(
-        self,
-        images: cute.Pointer,
-        rows: cute.Pointer,
-        storage: cute.Pointer,
-        first: Int64,
-        strip: Int32,
-        grid: tuple[Int32, Int32],
+        self, images: cute.Pointer, rows: cute.Pointer, storage: cute.Pointer, first: Int64, strip: Int32,
+        grid: tuple[Int32, Int32]
     ) -> None:
         """Rows of pixels with a pad between them, then vectors: a thread's place in a patch is worked out once."""
         plan, problem = self.plan, self.plan.problem

@@ -219,11 +219,8 @@ def init_barriers(graph: Graph, barriers: cute.Pointer) -> None:
 
 @cute.jit
 def begin(
-    graph: cutlass.Constexpr[Graph],
-    is_load_warp: Boolean,
-    barriers: cute.Pointer,
-    atoms: tuple[cute.CopyAtom, ...],
-    relaxed: cutlass.Constexpr[bool] = False,
+    graph: cutlass.Constexpr[Graph], is_load_warp: Boolean, barriers: cute.Pointer, atoms: tuple[cute.CopyAtom, ...],
+    relaxed: cutlass.Constexpr[bool] = False
 ) -> None:
     """Begins a kernel: initialises barriers; afterwards the cluster sees them, and global memory may be touched.
 

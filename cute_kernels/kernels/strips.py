@@ -140,12 +140,8 @@ class StripsArguments:
 
 
 def strips_arguments(
-    plan: StripsPlan,
-    o: Operands,
-    grid: tuple[Int32, Int32],
-    images: tuple[Tma, ...],
-    weight: cute.Tensor | Tma,
-    out: Tma,
+    plan: StripsPlan, o: Operands, grid: tuple[Int32, Int32], images: tuple[Tma, ...], weight: cute.Tensor | Tma,
+    out: Tma
 ) -> StripsArguments:
     """The arguments, from operands, patches along both sides of an image, and TMA copies."""
     row_tiles = cute.ceil_div(grid[1], plan.tile_patches)

@@ -25,11 +25,8 @@ def load_operation(sharers: int, *group: tcgen05.CtaGroup) -> cpasync.TmaCopyOp:
 
 
 def load_tma(
-    tensor: cute.Tensor,
-    layout: cute.Layout | cute.ComposedLayout,
-    box: tuple[int, ...],
-    sharers: int = 1,
-    *group: tcgen05.CtaGroup,
+    tensor: cute.Tensor, layout: cute.Layout | cute.ComposedLayout, box: tuple[int, ...], sharers: int = 1,
+    *group: tcgen05.CtaGroup
 ) -> Tma:
     """Loads boxes of a tensor to shared memory, where one has this layout."""
     operation = load_operation(sharers, *group)
@@ -232,11 +229,8 @@ class WarpStaging:
 
     @cute.jit
     def write_row(
-        self,
-        values: cute.Tensor,
-        chunks: tuple[cute.Pointer, ...],
-        buffer: cutlass.Constexpr[int],
-        column: cutlass.Constexpr[int],
+        self, values: cute.Tensor, chunks: tuple[cute.Pointer, ...], buffer: cutlass.Constexpr[int],
+        column: cutlass.Constexpr[int]
     ) -> None:
         """Writes one thread's registers to its row of a buffer, beginning at ``column``, 16 bytes at a time.
 
@@ -286,13 +280,7 @@ def group_staging(ring: WarpStaging, place: Int32, barrier: Int32, warps: int) -
 
 
 def warp_staging(
-    storage: cute.Pointer,
-    first: Int32,
-    rows: int,
-    buffers: int,
-    out: Tma,
-    dtype: type,
-    row_bytes: int = 128,
+    storage: cute.Pointer, first: Int32, rows: int, buffers: int, out: Tma, dtype: type, row_bytes: int = 128
 ) -> WarpStaging:
     """The ring of ``buffers`` buffers that begins at buffer ``first`` of the staging area at ``storage``.
 

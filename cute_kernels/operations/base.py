@@ -154,8 +154,7 @@ class Operation(ABC, Generic[A]):
         self.name = self.planner.operation
         self.table = ArgumentTable(self.arguments)
         self.repeated = RepeatedCalls(
-            [Repeatable(name, row.role, row.operand or name) for name, row in self.table.rows.items()],
-            self.scales,
+            [Repeatable(name, row.role, row.operand or name) for name, row in self.table.rows.items()], self.scales
         )
         self._backend = list(self.table.rows).index("backend")
         define_operator(self.name, self.table.schema, self._run, self._fake)

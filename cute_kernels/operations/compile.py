@@ -275,9 +275,7 @@ def _dsl_argument(operand: Operand, given: float | int | None) -> Any:
         return element(operand.size)
     if operand.kind == "value":
         return element(given)
-    return cute_runtime.make_ptr(
-        element, int(given), cute_typing.AddressSpace.gmem, assumed_align=operand.alignment
-    )
+    return cute_runtime.make_ptr(element, int(given), cute_typing.AddressSpace.gmem, assumed_align=operand.alignment)
 
 
 def check_layout(plan: Plan, function: Any) -> None:

@@ -167,14 +167,8 @@ def layer_norm_linear(
     arch = GEMM.kinds.get(type(config), next(iter(GEMM.kernels)))
     row_scale = torch.ops.cute_kernels.layer_norm_scale(rows, weight.eps, backend, arch)
     out = gemm(
-        rows,
-        weight.values,
-        scale_a=row_scale,
-        scale_b=weight.scale,
-        bias=weight.bias,
-        out_dtype=out_dtype,
-        config=config,
-        backend=backend,
+        rows, weight.values, scale_a=row_scale, scale_b=weight.scale, bias=weight.bias, out_dtype=out_dtype,
+        config=config, backend=backend
     )
     return out.view(*x.shape[:-1], n)
 

@@ -116,9 +116,7 @@ def patch_embed(
 class PatchEmbedArguments:
     """The table of arguments; what they mean is said at `patch_embed`."""
 
-    x: torch.Tensor = arguments.tensor(
-        *_ROWS, shapes=("[B, S, K]", "[B * S, K]"), dense=True, may_be_empty=True
-    )
+    x: torch.Tensor = arguments.tensor(*_ROWS, shapes=("[B, S, K]", "[B * S, K]"), dense=True, may_be_empty=True)
     weight: torch.Tensor = arguments.tensor(*_WEIGHTS, shapes=("[N, K]",), dense=True, role="constant")
     bias: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
     pos_embed: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")

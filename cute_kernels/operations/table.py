@@ -89,9 +89,7 @@ def rows_table(plan: PatchEmbedPlan, sources: Sources, addends: Callable[[], Add
         return None
     dtype, layout, shape = getattr(torch, plan.table_dtype), plan.table_layout, plan.table_shape
     key = ("table", layout, shape, dtype, problem.table_index)
-    return DERIVED.get(
-        key, sources, lambda: build_table(*addends(), shape, layout, dtype, nan_row=problem.table_index)
-    )
+    return DERIVED.get(key, sources, lambda: build_table(*addends(), shape, layout, dtype, nan_row=problem.table_index))
 
 
 def fragment_table(

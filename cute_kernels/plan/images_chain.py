@@ -175,15 +175,8 @@ def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
     if p.positions == 1:
         return _copy_of(p)
     return PatchifyProblem(
-        batch=p.batch,
-        channels=p.channels,
-        height=p.height,
-        width=p.width,
-        patch=p.patch,
-        in_dtype=p.in_dtype,
-        out_dtype=PIXEL_TYPES[p.precision],
-        channels_last=p.channels_last,
-        order="hwc" if p.channels_last else "chw",
+        batch=p.batch, channels=p.channels, height=p.height, width=p.width, patch=p.patch, in_dtype=p.in_dtype,
+        out_dtype=PIXEL_TYPES[p.precision], channels_last=p.channels_last, order="hwc" if p.channels_last else "chw"
     )
 
 
@@ -192,15 +185,8 @@ def _copy_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
     channels = p.channels * p.patch**2
     together = math.gcd(p.batch, COPIED_TOGETHER) if channels <= LONGEST_COPIED else 1
     return PatchifyProblem(
-        batch=p.batch // together,
-        channels=channels,
-        height=1,
-        width=together,
-        patch=1,
-        in_dtype=p.in_dtype,
-        out_dtype=PIXEL_TYPES[p.precision],
-        channels_last=True,
-        order="hwc",
+        batch=p.batch // together, channels=channels, height=1, width=together, patch=1, in_dtype=p.in_dtype,
+        out_dtype=PIXEL_TYPES[p.precision], channels_last=True, order="hwc"
     )
 
 
@@ -212,13 +198,8 @@ def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProb
     """
     first = plan_patchify(_pass_of(problem), arch)
     product = PatchEmbedProblem(
-        m=problem.batch * problem.positions,
-        n=problem.n,
-        k=first.row_elements,
-        table_rows=problem.table_rows,
-        in_dtype=PIXEL_TYPES[problem.precision],
-        out_dtype=problem.out_dtype,
-        feature_scale=problem.precision == "int8",
+        m=problem.batch * problem.positions, n=problem.n, k=first.row_elements, table_rows=problem.table_rows,
+        in_dtype=PIXEL_TYPES[problem.precision], out_dtype=problem.out_dtype, feature_scale=problem.precision == "int8"
     )
     check_problem(product)
     return product

@@ -273,13 +273,8 @@ def _candidates(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig) -> Iterat
             continue
         for n, cluster in itertools.product(tile_n, clusters):
             yield dataclasses.replace(
-                c,
-                **shape,
-                row_patches=q,
-                tile_n=n,
-                cluster=cluster,
-                stages=c.stages or 2,
-                store_stages=c.store_stages or 1,
+                c, **shape, row_patches=q, tile_n=n, cluster=cluster, stages=c.stages or 2,
+                store_stages=c.store_stages or 1
             )
 
 

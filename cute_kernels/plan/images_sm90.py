@@ -378,12 +378,8 @@ def _shapes(
 
 
 def _with_stages(
-    problem: PatchEmbedImagesProblem,
-    shape: Sm90ImagesConfig,
-    images: int,
-    stages: int | None,
-    arch: Arch,
-    sm_count: int,
+    problem: PatchEmbedImagesProblem, shape: Sm90ImagesConfig, images: int, stages: int | None, arch: Arch,
+    sm_count: int
 ) -> Sm90ImagesPlan:
     """The plan of a tile of so many images, with the stages that it would get."""
     plan = Sm90ImagesPlan(problem, dataclasses.replace(shape, tile_images=images, stages=stages or 2), arch, sm_count)

@@ -112,24 +112,12 @@ def check_problem(p: PatchEmbedProblem) -> None:
 
 
 def _problem_of_options(
-    *,
-    batch: int,
-    positions: int,
-    features: int,
-    in_features: int,
-    table: str,
-    scale: str,
-    row_scale: bool,
-    feature_scale: bool,
+    *, batch: int, positions: int, features: int, in_features: int, table: str, scale: str, row_scale: bool,
+    feature_scale: bool
 ) -> PatchEmbedProblem:
     return PatchEmbedProblem(
-        m=batch * positions,
-        n=features,
-        k=round_up(in_features, VECTOR_BYTES),
-        table_rows=table_rows(table, positions),
-        scale_source=scale,
-        row_scale=row_scale,
-        feature_scale=feature_scale,
+        m=batch * positions, n=features, k=round_up(in_features, VECTOR_BYTES), table_rows=table_rows(table, positions),
+        scale_source=scale, row_scale=row_scale, feature_scale=feature_scale
     )
 
 

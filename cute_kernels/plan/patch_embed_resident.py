@@ -282,13 +282,8 @@ def candidates(
             widths = [w for w in _LOAD_WIDTHS if rows // group % w == 0] or [_LOAD_WIDTHS[0]]
             for width in (config.tmem_load_width,) if config.tmem_load_width else reversed(widths[:2]):
                 shape = dataclasses.replace(
-                    config,
-                    weight=weight,
-                    cta_group=group,
-                    order=order,
-                    tile_rows=rows,
-                    tile_positions=positions,
-                    tmem_load_width=width,
+                    config, weight=weight, cta_group=group, order=order, tile_rows=rows, tile_positions=positions,
+                    tmem_load_width=width
                 )
                 yield complete(Sm100ResidentPlan(problem, shape, arch, sm_count))
 

@@ -298,14 +298,8 @@ def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterato
             continue
         for positions in _tile_positions(problem, order, tile_rows, cluster):
             config = Sm90PatchEmbedConfig(
-                tile_rows=tile_rows,
-                warpgroups=warpgroups,
-                stage_blocks=blocks,
-                cluster=cluster,
-                weight=weight,
-                order=order,
-                pingpong=warpgroups > 1,
-                tile_positions=positions,
+                tile_rows=tile_rows, warpgroups=warpgroups, stage_blocks=blocks, cluster=cluster, weight=weight,
+                order=order, pingpong=warpgroups > 1, tile_positions=positions
             )
             plan = Sm90PatchEmbedPlan(problem, resolve(problem, config, arch), arch, sm_count)
             if is_legal(plan, check_registers) and is_legal(plan, check_capacity):

@@ -21,12 +21,8 @@ from cute_kernels.plan.base import Phase
 
 @cute.jit
 def begin(
-    plan: cutlass.Constexpr[Sm100Plan],
-    graph: cutlass.Constexpr[Graph],
-    warp: Int32,
-    barriers: cute.Pointer,
-    tmem_address: cute.Pointer,
-    atoms: tuple[cute.CopyAtom, ...],
+    plan: cutlass.Constexpr[Sm100Plan], graph: cutlass.Constexpr[Graph], warp: Int32, barriers: cute.Pointer,
+    tmem_address: cute.Pointer, atoms: tuple[cute.CopyAtom, ...]
 ) -> None:
     """Initialises barriers and allocates tensor memory; afterwards every thread of the cluster sees both."""
     if warp == plan.load_warp:
@@ -242,11 +238,8 @@ class IntegerMmaOp(tcgen05.MmaI8Op):
 
 
 def make_mma(
-    a: type,
-    b: type,
-    shape_mn: tuple[int, int],
-    group: tcgen05.CtaGroup,
-    a_source: tcgen05.OperandSource = tcgen05.OperandSource.SMEM,
+    a: type, b: type, shape_mn: tuple[int, int], group: tcgen05.CtaGroup,
+    a_source: tcgen05.OperandSource = tcgen05.OperandSource.SMEM
 ) -> cute.TiledMma:
     """The instruction of two K-major operands: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
     if issubclass(a, Integer):

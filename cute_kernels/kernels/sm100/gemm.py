@@ -109,14 +109,9 @@ class GemmEpilogue:
                     if cutlass.const_expr(column + width == plan.config.tile_n):
                         release_accumulator(self.accumulator, state, mma_tile)
                     values = finish(
-                        as_floats(cute.make_tensor(fragment.iterator, width)),
-                        bias,
-                        plan.problem.activation,
-                        dtype,
-                        scale=multipliers(row_factor, columns),
-                        residual=residual,
-                        out_factor=self.addends.out_factor,
-                        packed_f32=True,
+                        as_floats(cute.make_tensor(fragment.iterator, width)), bias, plan.problem.activation, dtype,
+                        scale=multipliers(row_factor, columns), residual=residual, out_factor=self.addends.out_factor,
+                        packed_f32=True
                     )
                     self.staging.write_row(values, row_chunks, buffer, part * width)
                 column_block = first_column // plan.store_columns + region
@@ -189,37 +184,20 @@ class Sm100GemmKernel(GemmHost):
         elif warp == plan.mma_warp:
             if place.leads:
                 Mma(
-                    tiled_mma=args.tiled_mma,
-                    row_fragments=args.tiled_mma.make_fragment_A(a_tensor),
-                    column_fragments=args.tiled_mma.make_fragment_B(b_tensor),
-                    accumulators=accumulators,
-                    operands=pipes["operands"],
-                    accumulator=pipes["accumulator"],
-                    order=order,
-                    k_blocks=args.k_blocks,
-                    mma_tiles=plan.mma_tiles,
+                    tiled_mma=args.tiled_mma, row_fragments=args.tiled_mma.make_fragment_A(a_tensor),
+                    column_fragments=args.tiled_mma.make_fragment_B(b_tensor), accumulators=accumulators,
+                    operands=pipes["operands"], accumulator=pipes["accumulator"], order=order, k_blocks=args.k_blocks,
+                    mma_tiles=plan.mma_tiles
                 ).run()
         else:
             buffers = plan.config.store_stages
             ring = warp_staging(
-                staging,
-                first=(warp - plan.first_epilogue_warp) * buffers,
-                rows=plan.store_rows,
-                buffers=buffers,
-                out=args.out,
-                dtype=ELEMENT_TYPES[plan.problem.out_dtype],
-                row_bytes=plan.store_row_bytes,
+                staging, first=(warp - plan.first_epilogue_warp) * buffers, rows=plan.store_rows, buffers=buffers,
+                out=args.out, dtype=ELEMENT_TYPES[plan.problem.out_dtype], row_bytes=plan.store_row_bytes
             )
             GemmEpilogue(
-                plan=plan,
-                accumulators=accumulators,
-                staging=ring,
-                bias=args.bias,
-                accumulator=pipes["accumulator"],
-                order=order,
-                place=place,
-                warp=warp,
-                addends=args.addends.loaded(),
+                plan=plan, accumulators=accumulators, staging=ring, bias=args.bias, accumulator=pipes["accumulator"],
+                order=order, place=place, warp=warp, addends=args.addends.loaded()
             ).run()
         end(plan, warp, accumulators)
 

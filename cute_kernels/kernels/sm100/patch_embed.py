@@ -292,22 +292,12 @@ class Output:
             pitch = plan.padded_row_bytes(columns)
             base = self.staging + cute.assume(offset, divby=CHUNK_BYTES)
             return CoalescedStores(
-                plan=plan,
-                base=base,
-                pitch=pitch,
-                columns=columns,
-                out=self.out,
-                rows=self.rows,
-                lane=lane,
-                stamps=self.stamps,
+                plan=plan, base=base, pitch=pitch, columns=columns, out=self.out, rows=self.rows, lane=lane,
+                stamps=self.stamps
             )
         ring = warp_staging(
-            self.staging,
-            first=offset // plan.store_region_bytes,
-            rows=LANES,
-            buffers=plan.store_buffers(columns),
-            out=self.out,
-            dtype=BFloat16,
+            self.staging, first=offset // plan.store_region_bytes, rows=LANES, buffers=plan.store_buffers(columns),
+            out=self.out, dtype=BFloat16
         )
         return TmaStores(plan, ring, ring.row_chunks(lane), columns, self.stamps)
 
@@ -680,13 +670,8 @@ class Sm100PatchEmbedKernel(RowsHost):
         end(plan, warp, accumulators)
 
     def _load(
-        self,
-        args: DeviceArguments,
-        memory: tuple[cute.Pointer, cute.Tensor],
-        pipe: Sm100Pipe,
-        order: SnakeOrder,
-        rows: TileRows,
-        place: ClusterPlace,
+        self, args: DeviceArguments, memory: tuple[cute.Pointer, cute.Tensor], pipe: Sm100Pipe, order: SnakeOrder,
+        rows: TileRows, place: ClusterPlace
     ) -> Load:
         plan = self.plan
         boxes = cute.local_tile(args.x.view, self._x_box(), (None, None, None))
@@ -699,25 +684,15 @@ class Sm100PatchEmbedKernel(RowsHost):
         return Load(x, columns, pipe, order, args.k_blocks, place.leads)
 
     def _epilogue(
-        self,
-        args: DeviceArguments,
-        accumulators: cute.Tensor,
-        staging: cute.Pointer,
-        pipe: Sm100Pipe,
-        order: SnakeOrder,
-        rows: TileRows,
+        self, args: DeviceArguments, accumulators: cute.Tensor, staging: cute.Pointer, pipe: Sm100Pipe,
+        order: SnakeOrder, rows: TileRows
     ) -> Sm100PatchEmbedEpilogue:
         plan = self.plan
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
         return Sm100PatchEmbedEpilogue(
-            plan=plan,
-            accumulators=accumulators,
-            output=Output(plan, staging, args.out, rows, pipe.stamps),
-            table=TableReader(plan, args.table, rows, table_rows),
-            scales=ScaleReader(args.scales.loaded()),
-            accumulator=pipe,
-            order=order,
-            rows=rows,
+            plan=plan, accumulators=accumulators, output=Output(plan, staging, args.out, rows, pipe.stamps),
+            table=TableReader(plan, args.table, rows, table_rows), scales=ScaleReader(args.scales.loaded()),
+            accumulator=pipe, order=order, rows=rows
         )
 
 

@@ -117,13 +117,8 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
 
     @cute.jit
     def finish(
-        self,
-        sums: cute.Tensor,
-        registers: cute.Tensor | None,
-        held: Int32,
-        row: cutlass.Constexpr[int],
-        row_block: Int32,
-        position: Int32,
+        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: cutlass.Constexpr[int],
+        row_block: Int32, position: Int32
     ) -> cute.Tensor:
         values = cute.make_rmem_tensor((2, MATRICES), Float32)
         for i in cutlass.range_constexpr(MATRICES):
@@ -178,12 +173,8 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         return images_order(self.plan, args, first, step)
 
     def load(
-        self,
-        args: StripsArguments,
-        stages: cute.Pointer,
-        pipe: Pipe,
-        order: ImageOrder | PositionOrder,
-        place: ClusterPlace,
+        self, args: StripsArguments, stages: cute.Pointer, pipe: Pipe, order: ImageOrder | PositionOrder,
+        place: ClusterPlace
     ) -> StripLoad:
         plan = self.plan
         return StripLoad(

@@ -107,13 +107,8 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
 
     @cute.jit
     def finish(
-        self,
-        sums: cute.Tensor,
-        registers: cute.Tensor | None,
-        held: Int32,
-        row: cutlass.Constexpr[int],
-        row_block: Int32,
-        position: Int32,
+        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: cutlass.Constexpr[int],
+        row_block: Int32, position: Int32
     ) -> cute.Tensor:
         plan = self.plan
         values = cute.make_rmem_tensor(2 * MATRICES, Float32)
@@ -227,12 +222,8 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
     ) -> RowsLoad:
         plan = self.plan
         return RowsLoad(
-            x=rows_operand(plan, args.x, stages, place.rank),
-            operands=pipe,
-            order=order,
-            tile_stages=plan.tile_stages,
-            stage_blocks=plan.config.stage_blocks,
-            announces=place.leads,
+            x=rows_operand(plan, args.x, stages, place.rank), operands=pipe, order=order, tile_stages=plan.tile_stages,
+            stage_blocks=plan.config.stage_blocks, announces=place.leads
         )
 
     def operand(self, stages: cute.Pointer) -> Rows:

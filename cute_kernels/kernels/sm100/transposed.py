@@ -91,12 +91,8 @@ _FILL_COLUMNS = 32
 
 @cute.jit
 def fill_tensor_memory(
-    plan: cutlass.Constexpr[Sm100TransposedPlan],
-    weight: cute.Tensor,
-    tmem: cute.Pointer,
-    n_tile: Int32,
-    thread: Int32,
-    pipe: Sm100Pipe,
+    plan: cutlass.Constexpr[Sm100TransposedPlan], weight: cute.Tensor, tmem: cute.Pointer, n_tile: Int32, thread: Int32,
+    pipe: Sm100Pipe
 ) -> None:
     """Epilogue warp: writes the weight of its features, K-major, four bytes to a column; and says so.
 
@@ -366,14 +362,9 @@ class TransposedKernel:
             if place.leads:
                 resident = weight if plan.config.weight == "smem" else tmem + plan.weight_column
                 Mma(
-                    plan=plan,
-                    rows=self.operand(stages),
-                    weight=resident,
-                    accumulators=accumulators,
-                    operands=pipes["operands"],
-                    accumulator=pipes["accumulator"],
-                    weight_ready=pipes["weight"],
-                    order=order,
+                    plan=plan, rows=self.operand(stages), weight=resident, accumulators=accumulators,
+                    operands=pipes["operands"], accumulator=pipes["accumulator"], weight_ready=pipes["weight"],
+                    order=order
                 ).run()
         else:
             n_tile = group * plan.ctas + place.rank
@@ -384,13 +375,8 @@ class TransposedKernel:
             block = n_tile * plan.epilogue_warps + quarter
             buffer = transposed_staging(plan, staging, self.staging_layout(), args.out, self.out_box, quarter)
             drain = TransposedEpilogue(
-                plan=plan,
-                accumulators=accumulators,
-                staging=buffer,
-                accumulator=pipes["accumulator"],
-                order=order,
-                feature_block=block,
-                quarter=quarter,
+                plan=plan, accumulators=accumulators, staging=buffer, accumulator=pipes["accumulator"], order=order,
+                feature_block=block, quarter=quarter
             )
             self.epilogue(args, drain).run()
 
@@ -468,12 +454,8 @@ class TransposedStaging(StagingBuffer):
 
 
 def transposed_staging(
-    plan: Sm100TransposedPlan,
-    storage: cute.Pointer,
-    layout: cute.ComposedLayout,
-    out: Tma,
-    box: tuple[int, ...],
-    quarter: Int32,
+    plan: Sm100TransposedPlan, storage: cute.Pointer, layout: cute.ComposedLayout, out: Tma, box: tuple[int, ...],
+    quarter: Int32
 ) -> TransposedStaging:
     """The buffer of the warp that drains a quarter of the lanes, in the layout that ``out`` was made with."""
     dtype = ELEMENT_TYPES[plan.problem.out_dtype]

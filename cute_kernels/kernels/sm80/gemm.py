@@ -168,18 +168,8 @@ class Sm80GemmKernel(Host):
     def __call__(self, o: Operands, stream: Any) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         tiles = GemmTiles(
-            plan=self.plan,
-            a=o.a,
-            b=o.b,
-            bias=o.bias,
-            addends=gemm_addends(self.plan, o),
-            out=o.out,
-            arrivals=o.arrivals,
-            partials=o.partials,
-            m=o.m,
-            n=o.n,
-            k=o.k,
-            batches=o.batches,
+            plan=self.plan, a=o.a, b=o.b, bias=o.bias, addends=gemm_addends(self.plan, o), out=o.out,
+            arrivals=o.arrivals, partials=o.partials, m=o.m, n=o.n, k=o.k, batches=o.batches
         )
         launch(self.kernel(tiles), self.plan, o.clusters, stream)
 

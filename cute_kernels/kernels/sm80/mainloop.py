@@ -97,15 +97,8 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
     behind_a = 0 if plan.keeps_b else plan.config.tile_m
     registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
     a, b = (cute.make_rmem_tensor((count, 2), Int32) for count in registers)
-    return Fragments(
-        plan,
-        a,
-        b,
-        (warp.row + row_a) * row_bytes,
-        (behind_a + warp.column + row_b) * row_bytes,
-        ((lane >> 4) ^ key_a) * 16,
-        (((lane >> 3) & 1) ^ key_b) * 16,
-    )
+    from_a, from_b = (warp.row + row_a) * row_bytes, (behind_a + warp.column + row_b) * row_bytes
+    return Fragments(plan, a, b, from_a, from_b, ((lane >> 4) ^ key_a) * 16, (((lane >> 3) & 1) ^ key_b) * 16)
 
 
 class Tiles(Protocol):
@@ -244,14 +237,8 @@ class MainLoop:
             chore()
 
     def _stage(
-        self,
-        sums: cute.Tensor,
-        parts: Fragments,
-        loads: tuple[Load, Load],
-        block: Int32,
-        exists: Int32,
-        buffers: tuple[Int32, ...],
-        more: Int32 | None,
+        self, sums: cute.Tensor, parts: Fragments, loads: tuple[Load, Load], block: Int32, exists: Int32,
+        buffers: tuple[Int32, ...], more: Int32 | None
     ) -> None:
         """Multiplies a block, copies another if it ``exists``, and makes the next ready; ``more`` None: nobody waits.
         """

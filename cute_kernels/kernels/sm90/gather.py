@@ -332,13 +332,8 @@ class Sm90GatherKernel(ImagesHost):
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
         order = PatchOrder(
-            image_tiles=args.image_tiles,
-            column_tiles=args.column_tiles,
-            row_tiles=args.row_tiles,
-            n_tiles=args.n_tiles,
-            images_first=config.order == "row",
-            first=cluster,
-            step=clusters,
+            image_tiles=args.image_tiles, column_tiles=args.column_tiles, row_tiles=args.row_tiles,
+            n_tiles=args.n_tiles, images_first=config.order == "row", first=cluster, step=clusters
         )
 
         if warp >= plan.load_warp:
@@ -375,13 +370,8 @@ class Sm90GatherKernel(ImagesHost):
         )
 
     def _mma(
-        self,
-        args: DeviceArguments,
-        memory: list[cute.Pointer],
-        pipe: Sm90Pipe,
-        order: PatchOrder,
-        rank: Int32,
-        warp: Int32,
+        self, args: DeviceArguments, memory: list[cute.Pointer], pipe: Sm90Pipe, order: PatchOrder, rank: Int32,
+        warp: Int32
     ) -> GatherMma:
         plan, config = self.plan, self.plan.config
         group, thread = warp // 4, cute.arch.thread_idx()[0] % 128
@@ -393,23 +383,10 @@ class Sm90GatherKernel(ImagesHost):
         fragments = cute.local_tile(fragments, shape, (0, part, 0, 0))
         features = args.tiled_mma.make_fragment_B(slice_.partition_B(self._weight_stages(memory[1])))
         return GatherMma(
-            plan=plan,
-            tiled_mma=args.tiled_mma,
-            a_fragments=fragments,
-            b_fragments=features,
-            operands=pipe,
-            staging=self._ring(memory[2], args, warp),
-            bias=args.table,
-            order=order,
-            k_blocks=Int32(plan.k_blocks),
-            warpgroup=group,
-            thread=thread,
-            rank_m=Int32(0),
-            rank_n=rank,
-            first_cta=0,
-            partials=None,
-            order_barrier=self.graph.named_barrier("order barrier 0"),
-            grid=(args.grid_height, args.grid_width),
+            plan=plan, tiled_mma=args.tiled_mma, a_fragments=fragments, b_fragments=features, operands=pipe,
+            staging=self._ring(memory[2], args, warp), bias=args.table, order=order, k_blocks=Int32(plan.k_blocks),
+            warpgroup=group, thread=thread, rank_m=Int32(0), rank_n=rank, first_cta=0, partials=None,
+            order_barrier=self.graph.named_barrier("order barrier 0"), grid=(args.grid_height, args.grid_width)
         )
 
     def _ring(self, staging: cute.Pointer, args: DeviceArguments, warp: Int32) -> WarpStaging:

@@ -155,13 +155,8 @@ class Sm90GemmKernel(GemmHost):
             mma = args.tiled_mma.get_slice(thread)
             store_group = warp // plan.store_warps
             ring = warp_staging(
-                staging,
-                first=store_group * config.store_stages,
-                rows=plan.store_rows,
-                buffers=config.store_stages,
-                out=args.out,
-                dtype=ELEMENT_TYPES[plan.problem.out_dtype],
-                row_bytes=plan.store_row_bytes,
+                staging, first=store_group * config.store_stages, rows=plan.store_rows, buffers=config.store_stages,
+                out=args.out, dtype=ELEMENT_TYPES[plan.problem.out_dtype], row_bytes=plan.store_row_bytes
             )
             if cutlass.const_expr(plan.store_warps > 1):
                 barrier = self.graph.named_barrier("staged 0") + store_group

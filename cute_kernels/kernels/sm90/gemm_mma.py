@@ -386,12 +386,8 @@ class GemmMma:
 
     @cute.jit
     def _store(
-        self,
-        accumulator: cute.Tensor,
-        place: tuple[Int32, ...],
-        rows: list[Numbers],
-        ahead: tuple[cute.Tensor | None, ...] | None,
-        phase: Int32,
+        self, accumulator: cute.Tensor, place: tuple[Int32, ...], rows: list[Numbers],
+        ahead: tuple[cute.Tensor | None, ...] | None, phase: Int32
     ) -> None:
         """Finishes, stages and stores a tile with this parity; returns as soon as the last TMA store is issued."""
         plan, config = self.plan, self.plan.config
@@ -424,12 +420,9 @@ class GemmMma:
                         residuals[j] = self._staged_residual(buffer, first + j)
                     rounded = finish(
                         as_floats(self._sums(accumulator, mma_tile, columns[j])),
-                        self._bias(ahead, first + j, rows[mma_tile], of_columns),
-                        self.activation,
-                        dtype,
-                        scale=self._scales(rows[mma_tile], of_columns),
-                        residual=residuals[j],
-                        out_factor=self.addends.out_factor,
+                        self._bias(ahead, first + j, rows[mma_tile], of_columns), self.activation, dtype,
+                        scale=self._scales(rows[mma_tile], of_columns), residual=residuals[j],
+                        out_factor=self.addends.out_factor
                     )
                     self._stage_group(rounded, buffer, first + j)
             self.operands.stamps.mark(Phase.STORE)
@@ -524,11 +517,8 @@ class GemmMma:
 
     @cute.jit
     def _bias(
-        self,
-        ahead: tuple[cute.Tensor | None, ...] | None,
-        group: cutlass.Constexpr[int],
-        rows: Numbers,
-        columns: Numbers,
+        self, ahead: tuple[cute.Tensor | None, ...] | None, group: cutlass.Constexpr[int], rows: Numbers,
+        columns: Numbers
     ) -> cute.Tensor | None:
         """Values of the bias for the eight accumulators of a column group."""
         if cutlass.const_expr(self.bias is None):

@@ -92,11 +92,8 @@ class Sm90PatchEmbedEpilogue:
 
     @cute.jit
     def store(
-        self,
-        accumulator: cute.Tensor,
-        fetched: tuple[cute.Tensor | None, cute.Tensor | None],
-        row_block: Int32,
-        position: Int32,
+        self, accumulator: cute.Tensor, fetched: tuple[cute.Tensor | None, cute.Tensor | None], row_block: Int32,
+        position: Int32
     ) -> None:
         """Converts, stages and stores one tile; returns as soon as the TMA store is issued."""
         plan = self.plan
@@ -147,12 +144,8 @@ class Sm90PatchEmbedEpilogue:
 
     @cute.jit
     def _load_rows(
-        self,
-        factors: cute.Tensor,
-        offset: cutlass.Constexpr[int],
-        row_block: Int32,
-        position: Int32,
-        block: cutlass.Constexpr[int],
+        self, factors: cute.Tensor, offset: cutlass.Constexpr[int], row_block: Int32, position: Int32,
+        block: cutlass.Constexpr[int]
     ) -> None:
         """Factors of a thread's four rows of one stmatrix: rows 0-1, rows 8-9."""
         plan = self.plan
@@ -170,12 +163,8 @@ class Sm90PatchEmbedEpilogue:
 
     @cute.jit
     def _addends(
-        self,
-        fetched: cute.Tensor | None,
-        row_block: Int32,
-        position: Int32,
-        first_table_row: Int32,
-        block: cutlass.Constexpr[int],
+        self, fetched: cute.Tensor | None, row_block: Int32, position: Int32, first_table_row: Int32,
+        block: cutlass.Constexpr[int]
     ) -> cute.Tensor | None:
         """Table values of one stmatrix by register: feature 0 of rows 0-1, feature 8 of rows 0-1, the same for 8-9."""
         if cutlass.const_expr(self.table is None):
@@ -202,12 +191,8 @@ class Sm90PatchEmbedEpilogue:
 
     @cute.jit
     def _load_block(
-        self,
-        values: cute.Tensor,
-        offset: cutlass.Constexpr[int],
-        row_block: Int32,
-        first_table_row: Int32,
-        block: cutlass.Constexpr[int],
+        self, values: cute.Tensor, offset: cutlass.Constexpr[int], row_block: Int32, first_table_row: Int32,
+        block: cutlass.Constexpr[int]
     ) -> None:
         """Flat order: fills the eight values of one stmatrix, beginning at ``offset``."""
         pair = cute.make_rmem_tensor(2, self.table.element_type)
@@ -302,13 +287,8 @@ class Sm90PatchEmbedKernel(RowsHost, TransposedKernel):
             features = cute.local_tile(o.weight.view, (plan.features, plan.tile_k), (None, None))
             weight = tma_operand(o.weight.atom, features, self.weight_stages(frame), 2)
         return RowsLoad(
-            x=x,
-            operands=frame.pipes["operands"],
-            order=frame.order,
-            tile_stages=args.tile_stages,
-            stage_blocks=config.stage_blocks,
-            weight=weight,
-            n_tile=frame.n_tile,
+            x=x, operands=frame.pipes["operands"], order=frame.order, tile_stages=args.tile_stages,
+            stage_blocks=config.stage_blocks, weight=weight, n_tile=frame.n_tile
         )
 
     def epilogue(

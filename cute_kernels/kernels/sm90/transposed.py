@@ -191,11 +191,8 @@ _REGISTER_BYTES = 32
 
 @cute.jit
 def resident_weight(
-    tiled_mma: cute.TiledMma,
-    slice_: cute.ThrMma,
-    weight: cute.Tensor,
-    feature_block: Int32,
-    columns: cutlass.Constexpr[int],
+    tiled_mma: cute.TiledMma, slice_: cute.ThrMma, weight: cute.Tensor, feature_block: Int32,
+    columns: cutlass.Constexpr[int]
 ) -> cute.Tensor:
     """This thread's fragments of 64 features x ``columns`` elements of the weight ``[N, K]``, zero beyond its end.
 
