@@ -40,7 +40,7 @@ class PatchifyKernel:
         pixels = o.grid_columns * (problem.patch * problem.patch)  # of one channel's strip
         strips = 1 if problem.channels_last else problem.channels
         strip = pixels * (problem.channels // strips)
-        smem = strip * (strips * plan.pixel_bytes)
+        smem = strip * (strips * plan.in_bytes)
         if cutlass.const_expr(plan.gathers_vectors):
             smem += problem.channels * problem.patch * PITCH_PAD_BYTES
         self.kernel(o.images, o.x, strip, o.grid_rows, o.grid_columns).launch(
@@ -106,7 +106,7 @@ class PatchifyKernel:
         side, channels, vector = problem.patch, problem.channels, plan.load_pixels
         half = cutlass.const_expr(vector // 2)  # rows begin on 8 bytes
         width = grid_columns * side
-        pitch = width + PITCH_PAD_BYTES // plan.pixel_bytes
+        pitch = width + PITCH_PAD_BYTES // plan.in_bytes
         in_row = width // vector
         source = images + cute.assume(first * Int64(strip), divby=vector)
         to_next = Int64(grid_rows - 1) * Int64(strip)  # from the end of a channel's strip to that of the next channel
@@ -166,7 +166,7 @@ class PatchifyKernel:
         source = storage + cute.assume(max(place, 0) + first, divby=unit)
         if cutlass.const_expr(self.pixel is self.element):
             # One number: loaded byte by byte the unit would have to be put together again.
-            word = _WORDS[unit * self.plan.pixel_bytes]
+            word = _WORDS[unit * self.plan.in_bytes]
             value = cute.make_tensor(cute.recast_ptr(source, dtype=word), 1)[0]
             cute.recast_tensor(target, word)[0] = value if there else word(0)
         else:

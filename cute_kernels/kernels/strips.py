@@ -33,15 +33,15 @@ def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32, p
     ``[elements of a patch's row, W / p, ..]``, or those of a part of it, behind that part's first. Where channels are
     last they belong to the row's pixels.
     """
-    elements = plan.row_bytes // plan.pixel_bytes
+    elements = plan.row_bytes // plan.in_bytes
     patches = width // plan.problem.patch
-    divisor = SPANS[0] // plan.pixel_bytes if plan.repacks else elements
+    divisor = SPANS[0] // plan.in_bytes if plan.repacks else elements
     row = cute.assume(patches * elements, divby=divisor)
     plane = cute.assume(height * row, divby=divisor)
     image = cute.assume(plane * plan.planes, divby=divisor)
     shape, stride = (batch, height, plan.planes), (image, row, plane)
     if plan.gathers:
-        own = min(elements - part.offset // plan.pixel_bytes, part.span // plan.pixel_bytes)
+        own = min(elements - part.offset // plan.in_bytes, part.span // plan.in_bytes)
         return cute.make_layout((own, patches, *shape), stride=(1, elements, *stride))
     return cute.make_layout((row, *shape), stride=(1, *stride))
 
@@ -61,7 +61,7 @@ def strip_layout(plan: StripsPlan, stages: int, part: RowPart) -> cute.Layout | 
         strides = [math.prod(box[:i]) for i in range(len(box))]
         outer = cute.make_layout(box, stride=tuple(strides))
         if stages > 1:
-            stage = plan.pixel_stage_bytes // plan.pixel_bytes
+            stage = plan.pixel_stage_bytes // plan.in_bytes
             outer = cute.make_layout((*box, stages), stride=(*strides, stage))
         return swizzled(outer, SPANS.index(part.span)) if part.span > SPANS[0] else outer
     pixels, images, _, _ = box
@@ -89,7 +89,7 @@ def operand_layout(plan: StripsPlan, part: RowPart) -> cute.Layout:
         return cute.make_layout((patches, rows, stages * part.blocks), stride=(span, (1, span * patches), block))
     return cute.make_layout(
         (patches, rows, (part.blocks, stages)),
-        stride=(span, (1, span * patches), (block, plan.pixel_stage_bytes // plan.pixel_bytes)),
+        stride=(span, (1, span * patches), (block, plan.pixel_stage_bytes // plan.in_bytes)),
     )
 
 

@@ -118,6 +118,11 @@ class TmemRegion:
     columns: int
 
 
+def tmem_accumulators(count: int, columns: int) -> tuple[TmemRegion, ...]:
+    """So many accumulators side by side, from the first column on."""
+    return tuple(TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(count))
+
+
 def smem_map(*regions: tuple[str, int, int]) -> tuple[SmemRegion, ...]:
     """Regions in address order from (name, bytes, alignment)."""
     placed, offset = [], 0
@@ -164,18 +169,15 @@ class Plan(ABC):
     cluster = fact(lambda self: (self.ctas, 1, 1))
     grid = fact(lambda self: (self.clusters * math.prod(self.cluster), 1, 1))
     threads = number(lambda self: len(self.roles) * LANES)
+    in_bytes = number(lambda self: ITEMSIZE[self.problem.in_dtype])
+    out_bytes = number(lambda self: ITEMSIZE[self.problem.out_dtype])
     sums_integers = flag(lambda self: self.problem.in_dtype in LARGEST_PRODUCT)
     """Accumulators are 32-bit integers and exact; otherwise FP32."""
-    tile_k = number(lambda self: self.k_block_bytes // ITEMSIZE[self.problem.in_dtype])
+    tile_k = number(lambda self: self.k_block_bytes // self.in_bytes)
     """Elements of K in a block."""
     k_blocks = number(lambda self: -(-self.problem.k // self.tile_k))
     """K blocks of a tile."""
-
-    @property
-    def smem_bytes(self) -> int:
-        last = self.smem[-1]
-        return last.offset + last.nbytes
-
+    smem_bytes = number(lambda self: self.smem[-1].offset + self.smem[-1].nbytes)
     tmem = fact(lambda self: ())
     """Regions of the allocated columns of tensor memory, in order; empty where the architecture has none."""
     resident_ctas: ClassVar[int] = 1

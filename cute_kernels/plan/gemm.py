@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,24 +75,16 @@ class GemmPlan(Plan):
     b_dtype = text(lambda self: WEIGHT_TYPES.get(self.problem.in_dtype, self.multiplied_dtype))
     """Element type of ``b`` in the tensor core."""
 
-    narrows = flag(lambda self: ITEMSIZE[self.problem.out_dtype] == 1)
+    narrows = flag(lambda self: self.out_bytes == 1)
     """The output is of 8 bits: a number of the call brings the results into its range."""
     column_vector = number(lambda self: math.gcd(self.problem.n, 4) if self.problem.column_scale else 1)
     """Neighbouring factors of columns that one load may bring, at most the four of 16 bytes."""
-
-    @property
-    def bias_vector(self) -> int:
-        """Neighbouring values of the bias that one load may bring, likewise."""
-        vector = VECTOR_BYTES // ITEMSIZE[self.problem.bias_dtype]
-        return math.gcd(self.problem.n, vector) if self.problem.bias else 1
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        vectors = {"column_vector": self.column_vector, "bias_vector": self.bias_vector}
-        return super().compiled_in | vectors
-
+    bias_vector = number(lambda self: math.gcd(self.problem.n, self._vector_of_bias) if self.problem.bias else 1)
+    """Neighbouring values of the bias that one load may bring, likewise."""
+    _vector_of_bias = number(lambda self: VECTOR_BYTES // ITEMSIZE[self.problem.bias_dtype])
+    compiled_in = fact(lambda self: {"column_vector": self.column_vector, "bias_vector": self.bias_vector})
     launch_facts = fact(lambda self: {"out_pitch": self.out_pitch})
-    mma_k = number(lambda self: self.mma_k_bytes // ITEMSIZE[self.problem.in_dtype])
+    mma_k = number(lambda self: self.mma_k_bytes // self.in_bytes)
     """Elements of K of one tensor-core instruction: 32 bytes, of every element type and architecture."""
     m_tiles = number(lambda self: -(-self.problem.m // self.cluster_rows))
     n_tiles = number(lambda self: -(-self.problem.n // self.cluster_columns))

@@ -9,7 +9,16 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import fact, number
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, check_sm_count, legal_plans, reject
+from cute_kernels.plan.base import (
+    LANES,
+    Arch,
+    Field,
+    check_fields,
+    check_sm_count,
+    legal_plans,
+    reject,
+    tmem_accumulators,
+)
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
 from cute_kernels.plan.tiles import CtaPairs
@@ -62,12 +71,7 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     accumulators = number(lambda self: self.config.accumulators)
     tmem_columns = number(lambda self: self.accumulators * self.mma_tiles * self.config.tile_n)
     """Accumulators of every MMA tile, in the powers of two that tcgen05.alloc hands out."""
-
-    @property
-    def tmem(self) -> tuple[TmemRegion, ...]:
-        columns = self.config.tile_n
-        count = self.accumulators * self.mma_tiles
-        return tuple(TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(count))
+    tmem = fact(lambda self: tmem_accumulators(self.accumulators * self.mma_tiles, self.config.tile_n))
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c, rows = self.config, self.mma_tiles * self.mma_m

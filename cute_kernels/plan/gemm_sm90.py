@@ -94,7 +94,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     def tma_residual(self) -> bool:
         """Where it is as wide as the output, whose place in a store buffer it takes first."""
         residual = self.problem.residual
-        return residual is not None and ITEMSIZE[residual] == ITEMSIZE[self.problem.out_dtype]
+        return residual is not None and ITEMSIZE[residual] == self.out_bytes
 
     store_warps = number(lambda self: max(1, min(4, self.finished_warps)) if self.config.transposed else 1)
     """Warps that fill a store buffer together: of a transposed tile each has 16 of its columns."""
@@ -102,7 +102,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     @property
     def store_row_bytes(self) -> int:
         if self.config.transposed:
-            return self.store_warps * WARP_ROWS * ITEMSIZE[self.problem.out_dtype]
+            return self.store_warps * WARP_ROWS * self.out_bytes
         return super().store_row_bytes
 
     @property
@@ -146,9 +146,8 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     @property
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:
-        if self.config.split_k == 1:
-            return ()
-        return (("partial sums", self.finished_warps * self.received_bytes, 128),)
+        sums = ("partial sums", self.finished_warps * self.received_bytes, 128)
+        return (sums,) if self.config.split_k > 1 else ()
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -386,7 +385,7 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - gain)
     fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
     rate = FETCHED_BYTES_PER_CLOCK
-    b_bytes = plan.problem.n * plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    b_bytes = plan.problem.n * plan.problem.k * plan.in_bytes
     alone = c.transposed and plan.sharing_ctas == 1 and waves > 1  # every CTA loads all of both operands, anew
     if _rows_in_flight(plan) > NEAR_L2_BYTES or (alone and b_bytes > RESIDENT_B_BYTES):
         rate /= 2
@@ -422,7 +421,7 @@ def _buffer_share(plan: Sm90GemmPlan) -> float:
 def _rows_in_flight(plan: Sm90GemmPlan) -> float:
     """Bytes of the rows of ``a`` that the clusters work on at the same time."""
     columns = -(-plan.problem.n // plan.cluster_columns)
-    return plan.clusters / columns * plan.cluster_rows * plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    return plan.clusters / columns * plan.cluster_rows * plan.problem.k * plan.in_bytes
 
 
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
@@ -484,7 +483,7 @@ def tile_group(plan: Sm90GemmPlan) -> int:
     their operands.
     """
     columns = -(-plan.problem.n // plan.cluster_columns)
-    k_bytes = plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    k_bytes = plan.problem.k * plan.in_bytes
     if plan.config.transposed:
         return ALL_COLUMNS if plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
     tall = columns < plan.clusters and _rows_in_flight(plan) > NEAR_L2_BYTES

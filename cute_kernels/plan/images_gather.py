@@ -59,11 +59,7 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def tile_m(self) -> int:
-        c = self.config
-        return c.tile_patches * c.tile_rows * c.tile_images
-
+    tile_m = number(lambda self: self.config.tile_patches * self.config.tile_rows * self.config.tile_images)
     pieces = number(lambda self: self.config.tile_patches // self.config.row_patches)
     """Pieces of a grid row in a tile, each of ``row_patches`` patches."""
     box_rows = number(lambda self: self.tile_m // self.config.row_patches)

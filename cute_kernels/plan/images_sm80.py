@@ -71,7 +71,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     n_tiles = number(lambda self: -(-self.problem.n // self.config.tile_n))
     table_shape = fact(lambda self: (self.problem.table_rows, self.problem.n) if self.problem.table_rows else None)
     """``[positions, N]`` in row-major order of the patch grid, ``[1, N]`` of a bias alone; None without both."""
-    pieces = number(lambda self: self.problem.patch * ITEMSIZE[self.problem.in_dtype] // VECTOR_BYTES)
+    pieces = number(lambda self: self.problem.patch * self.in_bytes // VECTOR_BYTES)
     """Copies of a row of a patch: lanes side by side have one each."""
     patch_rows = number(lambda self: self.chunks // self.pieces)
     """Rows of a patch in a stage."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import fact, flag, number, text
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.base import (
@@ -92,7 +92,6 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     stage_ctas = number(lambda self: 1 if self.repacks else super().stage_ctas)
     """CTAs that share a stage: what one repacks it keeps."""
     load_stages = number(lambda self: self.config.raw_stages or RAW_STAGES if self.repacks else super().load_stages)
-    part_blocks = fact(lambda self: tuple(part.blocks for part in self.row_parts))
 
     def multiplies(self, block: int, step: int) -> bool:
         """Not steps whose pixels are all zeros, which lengthen rows of 96 bytes to 128 and patches of 14 rows to 16."""

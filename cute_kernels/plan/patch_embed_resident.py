@@ -108,7 +108,7 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
         """Wavefronts of bringing the weight to where it stays, once for a launch."""
         if self.config.weight == "smem":
             return self.weight_bytes // WAVEFRONT
-        vectors = self.problem.k * ITEMSIZE[self.problem.in_dtype] // 16
+        vectors = self.problem.k * self.in_bytes // 16
         return self.epilogue_warps * vectors * _LINES_OF_A_FILL
 
     work = fact(lambda self: transposed_work(self, self.memory_bytes, self.fill_wavefronts))

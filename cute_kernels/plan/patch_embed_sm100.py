@@ -19,13 +19,13 @@ from cute_kernels.plan.base import (
     Arch,
     Field,
     SmemRegion,
-    TmemRegion,
     check_fields,
     check_sm_count,
     legal_plans,
     reject,
     require,
     smem_map,
+    tmem_accumulators,
 )
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
@@ -105,7 +105,7 @@ def check_columns(plan: Sm100PatchEmbedPlan) -> None:
     if config.tmem_load_width * config.tmem_loads > narrowest:
         rule = f"{config.tmem_loads} loads of {config.tmem_load_width} columns exceed the {narrowest} of a warp"
         reject("tmem_loads", config.tmem_loads, rule, 1)
-    vector = DIRECT_BYTES // ITEMSIZE[plan.problem.out_dtype]
+    vector = DIRECT_BYTES // plan.out_bytes
     if config.store == "direct" and plan.problem.n % vector:
         rule = f"without staging a thread stores {DIRECT_BYTES} bytes at once, n = {plan.problem.n}"
         reject("store", config.store, rule, "tma")
@@ -245,11 +245,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
     tmem_columns = number(lambda self: self.accumulators * self.tile_n)
     """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
-
-    @property
-    def tmem(self) -> tuple[TmemRegion, ...]:
-        return tuple(TmemRegion(f"accumulator {i}", i * self.tile_n, self.tile_n) for i in range(self.accumulators))
-
+    tmem = fact(lambda self: tmem_accumulators(self.accumulators, self.tile_n))
     padded_n = number(lambda self: self.n_tiles * self.tile_n)
     """Columns rounded up to whole tiles, so that table reads need no bounds check."""
 
@@ -276,7 +272,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
     # ---- staging ---------------------------------------------------------------------------------------------------
 
-    store_region_bytes = number(lambda self: LANES * STORE_COLUMNS * ITEMSIZE[self.problem.out_dtype])
+    store_region_bytes = number(lambda self: LANES * STORE_COLUMNS * self.out_bytes)
     """One staging region: 32 rows of 64 output columns, 128 bytes a row as SWIZZLE_128B needs."""
 
     def store_buffers(self, columns: int) -> int:
@@ -291,7 +287,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     def padded_row_bytes(self, columns: int) -> int:
         """From one row of padded staging to the next: 16 bytes more than the row, so that the 16-byte stores of eight
         lanes, one row each, meet eight different groups of four banks."""
-        return columns * ITEMSIZE[self.problem.out_dtype] + VECTOR_BYTES
+        return columns * self.out_bytes + VECTOR_BYTES
 
     def warp_staging_bytes(self, columns: int) -> int:
         """Staging of a warp with so many columns."""
@@ -357,7 +353,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         Every warp of the epilogue has a quarter of the rows.
         """
         config = self.config
-        out_lines = self.cta_m * self.tile_n * ITEMSIZE[self.problem.out_dtype] // LINE
+        out_lines = self.cta_m * self.tile_n * self.out_bytes // LINE
         stores = {
             "tma": 2 * out_lines,  # staging is written and read by TMA
             "coalesced": 3 * out_lines,  # and stored by the warps, line by line

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from cute_kernels.common.facts import fact, flag, number
 from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem, Typed
 from cute_kernels.plan.base import (
-    ITEMSIZE,
     LANES,
     VECTOR_BYTES,
     Arch,
@@ -103,16 +102,10 @@ class PatchifyPlan(Plan):
             *sizes(batch=p.batch, grid_rows=p.height // p.patch, grid_columns=p.width // p.patch),
         )
 
-    pixel_bytes = number(lambda self: ITEMSIZE[self.problem.in_dtype])
-    element_bytes = number(lambda self: ITEMSIZE[self.problem.out_dtype])
-
-    @property
-    def row_elements(self) -> int:
-        """From one row to the next: whole `ROW_BYTES`; what is beyond the patch is zero."""
-        p = self.problem
-        return round_up(p.channels * p.patch**2, ROW_BYTES // self.element_bytes)
-
-    vectors = number(lambda self: self.row_elements * self.element_bytes // VECTOR_BYTES)
+    patch_pixels = number(lambda self: self.problem.channels * self.problem.patch**2)
+    row_elements = number(lambda self: round_up(self.patch_pixels, ROW_BYTES // self.out_bytes))
+    """From one row to the next: whole `ROW_BYTES`; what is beyond the patch is zero."""
+    vectors = number(lambda self: self.row_elements * self.out_bytes // VECTOR_BYTES)
     """16-byte vectors of a row of the result."""
 
     @property
@@ -122,9 +115,9 @@ class PatchifyPlan(Plan):
         For patches whose rows of pixels are no whole vectors, in images whose rows are.
         """
         p = self.problem
-        ragged = not p.channels_last and self.unit * self.element_bytes < VECTOR_BYTES
-        whole_rows = p.width * self.pixel_bytes % VECTOR_BYTES == 0
-        fits = p.channels * p.patch * (p.width * self.pixel_bytes + PITCH_PAD_BYTES) <= self.arch.smem_bytes
+        ragged = not p.channels_last and self.unit * self.out_bytes < VECTOR_BYTES
+        whole_rows = p.width * self.in_bytes % VECTOR_BYTES == 0
+        fits = p.channels * p.patch * (p.width * self.in_bytes + PITCH_PAD_BYTES) <= self.arch.smem_bytes
         # Where conversion alone makes vectors of the result of several units, dividing once per unit is cheap enough.
         return ragged and p.patch % 4 != 0 and whole_rows and fits and self.vectors <= self.threads
 
@@ -137,9 +130,9 @@ class PatchifyPlan(Plan):
         """Pixels that one thread loads at once: every strip of pixels begins on a multiple of them."""
         p = self.problem
         if self.gathers_vectors:
-            return VECTOR_BYTES // self.pixel_bytes
+            return VECTOR_BYTES // self.in_bytes
         pixels = p.patch**2 * (p.channels if p.channels_last else 1)
-        return math.gcd(pixels, VECTOR_BYTES // self.pixel_bytes)
+        return math.gcd(pixels, VECTOR_BYTES // self.in_bytes)
 
     @property
     def unit(self) -> int:
@@ -148,14 +141,14 @@ class PatchifyPlan(Plan):
         run = p.patch
         if p.channels_last:
             run = p.patch * p.channels if p.order == "hwc" else 1
-        return math.gcd(run, VECTOR_BYTES // max(self.pixel_bytes, self.element_bytes))
+        return math.gcd(run, VECTOR_BYTES // max(self.in_bytes, self.out_bytes))
 
     @property
     def store_elements(self) -> int:
         """Elements that one thread stores at once."""
         if self.gathers_vectors:
-            return VECTOR_BYTES // self.element_bytes
-        return max(WORD_BYTES, self.unit * self.element_bytes) // self.element_bytes
+            return VECTOR_BYTES // self.out_bytes
+        return max(WORD_BYTES, self.unit * self.out_bytes) // self.out_bytes
 
     clusters = number(lambda self: self.problem.batch * (self.problem.height // self.problem.patch))
     roles = fact(lambda self: ("move",) * (self.threads // LANES))
@@ -163,7 +156,7 @@ class PatchifyPlan(Plan):
     @property
     def smem(self) -> tuple[SmemRegion, ...]:
         p = self.problem
-        pitch = p.width * self.pixel_bytes + PITCH_PAD_BYTES * self.gathers_vectors
+        pitch = p.width * self.in_bytes + PITCH_PAD_BYTES * self.gathers_vectors
         return (SmemRegion("pixels of a row of patches", 0, p.channels * p.patch * pitch, 16),)
 
     def describe_problem(self) -> str:
@@ -173,8 +166,8 @@ class PatchifyPlan(Plan):
     def describe_tiles(self) -> list[tuple[str, str]]:
         return [
             ("CTAs", f"{self.clusters}, a row of patches of one image each"),
-            ("loads", f"{self.load_pixels * self.pixel_bytes} bytes of a thread"),
-            ("stores", f"{self.store_elements * self.element_bytes} bytes of a thread, {self.unit} elements at once"),
+            ("loads", f"{self.load_pixels * self.in_bytes} bytes of a thread"),
+            ("stores", f"{self.store_elements * self.out_bytes} bytes of a thread, {self.unit} elements at once"),
         ]
 
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import fact, number
 from cute_kernels.plan.base import (
-    ITEMSIZE,
     Plan,
     SmemRegion,
     reject,
@@ -58,13 +57,9 @@ class StoreBuffers(Plan):
     """Warps of a CTA that store."""
     mma_tiles = number()
     """Pieces of a tile along its rows that one storing warp stores one after another."""
-
-    @property
-    def store_row_bytes(self) -> int:
-        """Row of a store buffer: 128 bytes, or 64 or 32 where the columns of a tile are no whole number of those."""
-        return math.gcd(self.config.tile_n * ITEMSIZE[self.problem.out_dtype], SWIZZLE_BYTES)
-
-    store_columns = number(lambda self: self.store_row_bytes // ITEMSIZE[self.problem.out_dtype])
+    store_row_bytes = number(lambda self: math.gcd(self.config.tile_n * self.out_bytes, SWIZZLE_BYTES))
+    """Row of a store buffer: 128 bytes, or 64 or 32 where the columns of a tile are no whole number of those."""
+    store_columns = number(lambda self: self.store_row_bytes // self.out_bytes)
     """Output columns of one store buffer."""
 
     @property
@@ -139,7 +134,7 @@ class WgmmaPair(StoreBuffers):
 def check_store_stages(plan: StoreBuffers) -> None:
     """A warp fills its ring of store buffers in whole turns."""
     if plan.store_row_bytes < LEAST_ROW_BYTES:
-        columns = LEAST_ROW_BYTES // ITEMSIZE[plan.problem.out_dtype]
+        columns = LEAST_ROW_BYTES // plan.out_bytes
         rule = f"rows of a store buffer have {LEAST_ROW_BYTES} bytes, {columns} columns of {plan.problem.out_dtype}"
         reject("tile_n", plan.config.tile_n, rule, round_up(plan.config.tile_n, columns))
     regions = plan.regions_per_tile

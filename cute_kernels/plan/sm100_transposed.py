@@ -17,7 +17,6 @@ from cute_kernels.config import WEIGHT_TYPES, Sm100ImagesConfig, Sm100ResidentCo
 from cute_kernels.plan import b200
 from cute_kernels.plan.b200 import MACS_PER_CLOCK
 from cute_kernels.plan.base import (
-    ITEMSIZE,
     LANES,
     TWO_TILES,
     Field,
@@ -28,6 +27,7 @@ from cute_kernels.plan.base import (
     round_up,
     smem_map,
     smem_rule,
+    tmem_accumulators,
 )
 from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, FeatureTiles
@@ -117,15 +117,12 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
 
     @property
     def tmem(self) -> tuple[TmemRegion, ...]:
-        columns = self.columns
-        regions = [TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(self.config.accumulators)]
-        if self.weight_columns:
-            regions.append(TmemRegion("weight", self.weight_column, self.weight_columns))
-        return tuple(regions)
+        weight = (TmemRegion("weight", self.weight_column, self.weight_columns),) if self.weight_columns else ()
+        return tmem_accumulators(self.config.accumulators, self.columns) + weight
 
     weight_column = number(lambda self: self.tmem_columns - self.weight_columns)
     """The first column of the weight, which has the last ones."""
-    staging_bytes = number(lambda self: round_up(self.columns * LANES * ITEMSIZE[self.problem.out_dtype], 512))
+    staging_bytes = number(lambda self: round_up(self.columns * LANES * self.out_bytes, 512))
     """Staging of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
 
     @cached_property
@@ -139,11 +136,10 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
             ("output staging", self.epilogue_warps * self.staging_bytes, self.swizzle_period),
         )
 
-    @property
-    def used_barrier_bytes(self) -> int:
-        """Full and empty ones of stages and MMA tiles, that of the weight, and the address behind them."""
-        slots = 2 * self.config.stages + 2 * self.config.accumulators * len(self.mma_spans) + 1
-        return slots * BARRIER_BYTES + ADDRESS_BYTES
+    slots = number(lambda self: 2 * self.config.stages + 2 * self.config.accumulators * len(self.mma_spans) + 1)
+    """Barriers: full and empty ones of stages and MMA tiles, and that of the weight."""
+    used_barrier_bytes = number(lambda self: self.slots * BARRIER_BYTES + ADDRESS_BYTES)
+    """Bytes of the barriers, and of the address behind them."""
 
     # ---- counted work ----------------------------------------------------------------------------------------------
 
@@ -161,12 +157,9 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         weight = self.weight_bytes * len(self.mma_spans) // WAVEFRONT if self.config.weight == "smem" else 0
         return 2 * fill + weight + self.staging_wavefronts
 
-    @property
-    def staging_wavefronts(self) -> int:
-        """Wavefronts of the output, which the warps write and TMA reads."""
-        staged = self.epilogue_warps * self.columns * LANES * ITEMSIZE[self.problem.out_dtype]
-        return 2 * staged // WAVEFRONT
-
+    out_bytes_of_tile = number(lambda self: self.epilogue_warps * self.columns * LANES * self.out_bytes)
+    staging_wavefronts = number(lambda self: 2 * self.out_bytes_of_tile // WAVEFRONT)
+    """Wavefronts of the output, which the warps write and TMA reads."""
     table_wavefronts: ClassVar[int] = 0
     """Wavefronts of loads of the table in a CTA and tile; 0 where they are few."""
 

@@ -83,7 +83,7 @@ class Sm80Plan(Plan):
 
     warp_m = number(lambda self: self.config.tile_m // self.config.warps_m)
     warp_n = number(lambda self: self.config.tile_n // self.config.warps_n)
-    lane_columns = number(lambda self: VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype])
+    lane_columns = number(lambda self: VECTOR_BYTES // self.out_bytes)
     """Neighbouring columns that a lane's accumulators hold: 16 bytes of output, so that nothing is exchanged."""
     accumulators = number(lambda self: self.warp_m * self.warp_n // LANES)
     """Registers of a thread that hold sums."""
@@ -97,12 +97,8 @@ class Sm80Plan(Plan):
     """Copies of 16 bytes in a row of a stage."""
     pass_rows = number(lambda self: self.team_threads // self.chunks)
     """Rows of an operand that all threads copy at a time."""
-
-    @property
-    def stage_bytes(self) -> int:
-        rows = self.config.tile_m + (0 if self.keeps_b else self.config.tile_n)
-        return rows * self.config.row_bytes
-
+    stage_rows = number(lambda self: self.config.tile_m + (0 if self.keeps_b else self.config.tile_n))
+    stage_bytes = number(lambda self: self.stage_rows * self.config.row_bytes)
     ring_bytes = number(lambda self: self.config.stages * self.stage_bytes)
     """Bytes of all stages."""
     kept_block_bytes = number(lambda self: self.config.tile_n * self.config.row_bytes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.facts import fact, flag, number, text
-from cute_kernels.plan.base import ITEMSIZE, reject, room_for_stages
+from cute_kernels.plan.base import reject, room_for_stages
 from cute_kernels.plan.tiles import FeatureTiles
 
 WARPGROUP_FEATURES = 64
@@ -57,7 +57,7 @@ class TransposedPlan(FeatureTiles):
         """Bytes of a streamed weight in a stage."""
         return 0 if self.resident else self.features * self.k_block_bytes * self.config.stage_blocks
 
-    staging_bytes = number(lambda self: self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype])
+    staging_bytes = number(lambda self: self.tile_rows * WARPGROUP_FEATURES * self.out_bytes)
     """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
     part_blocks = fact(lambda self: (self.config.stage_blocks,))
     """K blocks of a stage in each part of it that is an operand of its own."""

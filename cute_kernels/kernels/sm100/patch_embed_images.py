@@ -55,12 +55,12 @@ class Strips:
         """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's patches of an MMA tile."""
         plan = self.plan
         count, first = columns // plan.cta_group, first // plan.cta_group
-        if plan.pixel_bytes == 2:
+        if plan.in_bytes == 2:
             rows, blocks = STRIP_PATCH * plan.cta_patches, plan.ring_blocks
             layout = cute.make_layout(
                 ((count, STRIP_PATCH), 1, MMA_STEPS, blocks), stride=((STRIP_PATCH, 1), 0, rows, MMA_STEPS * rows)
             )
-            strips = self.strips + plan.pixel_bytes * STRIP_PATCH * first
+            strips = self.strips + plan.in_bytes * STRIP_PATCH * first
             strips = cute.recast_ptr(strips, row_swizzle(plan.row_parts[0]), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
             return tiled_mma.make_fragment_B(cute.make_tensor(strips, layout))
         whole = operand_layout(plan, plan.row_parts[0])
