@@ -8,16 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.common.facts import fact, number
-from cute_kernels.plan.base import (
-    Plan,
-    SmemRegion,
-    reject,
-    require,
-    room_for_stages,
-    round_up,
-    smem_map,
-    smem_rule,
-)
+from cute_kernels.plan import base
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
@@ -41,7 +32,7 @@ of 2 x 1 (bench/results)."""
 
 
 @dataclass(frozen=True)
-class StoreBuffers(Plan):
+class StoreBuffers(base.Plan):
     """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of ``store_row_bytes``."""
 
     barrier_region: ClassVar[str] = "barriers"
@@ -68,10 +59,10 @@ class StoreBuffers(Plan):
         return self.storing_warps * self.config.store_stages * self.store_rows * self.store_row_bytes
 
     @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
+    def smem(self) -> tuple[base.SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         c, (a, b) = self.config, self.operand_names
-        return smem_map(
+        return base.smem_map(
             (self.barrier_region, self.barrier_bytes - self.spare_barrier_bytes, 128),
             *self.first_smem,
             (f"{a}: {c.stages} stages", c.stages * self.a_stage_bytes, self.swizzle_period),
@@ -136,24 +127,24 @@ def check_store_stages(plan: StoreBuffers) -> None:
     if plan.store_row_bytes < LEAST_ROW_BYTES:
         columns = LEAST_ROW_BYTES // plan.out_bytes
         rule = f"rows of a store buffer have {LEAST_ROW_BYTES} bytes, {columns} columns of {plan.problem.out_dtype}"
-        reject("tile_n", plan.config.tile_n, rule, round_up(plan.config.tile_n, columns))
+        base.reject("tile_n", plan.config.tile_n, rule, base.round_up(plan.config.tile_n, columns))
     regions = plan.regions_per_tile
     divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
     rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"
-    require("store_stages", plan.config.store_stages, divisors, rule)
+    base.require("store_stages", plan.config.store_stages, divisors, rule)
 
 
 def check_stores_and_stages(plan: StoreBuffers) -> None:
     """Shared memory, by the number of operand stages, or of store buffers where two stages do not fit beside them."""
     if plan.smem_bytes <= plan.arch.smem_bytes:
         return
-    c, fit, rule = plan.config, room_for_stages(plan), smem_rule(plan)
+    c, fit, rule = plan.config, base.room_for_stages(plan), base.smem_rule(plan)
     if fit >= 2:
-        reject("stages", c.stages, rule, fit)
+        base.reject("stages", c.stages, rule, fit)
     room = plan.arch.smem_bytes - plan.smem_bytes + plan.staging_bytes + (c.stages - 2) * plan.stage_bytes
     buffers = room * c.store_stages // plan.staging_bytes
     legal = [count for count in range(1, buffers + 1) if plan.regions_per_tile % count == 0]
-    reject("store_stages", c.store_stages, f"{rule}, and at least two stages have to fit", max(legal, default=1))
+    base.reject("store_stages", c.store_stages, f"{rule}, and at least two stages have to fit", max(legal, default=1))
 
 
 def check_accumulators(plan: WgmmaPair) -> None:
@@ -166,4 +157,4 @@ def check_accumulators(plan: WgmmaPair) -> None:
         f"{needed}, the limit is {plan.consumer_registers}"
     )
     fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 16 * 16
-    reject("tile_n", plan.config.tile_n, rule, fit)
+    base.reject("tile_n", plan.config.tile_n, rule, fit)

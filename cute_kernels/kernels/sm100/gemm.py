@@ -26,16 +26,7 @@ from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import this_cluster
-from cute_kernels.kernels.sm100.cta_pair import (
-    ClusterPlace,
-    Mma,
-    Sm100Pipe,
-    end,
-    enter,
-    make_mma,
-    release_accumulator,
-    tensor_memory,
-)
+from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.kernels.tma import Tma, WarpStaging, load_operation, shared_tensor, warp_staging
 from cute_kernels.plan.base import LANES
@@ -62,9 +53,9 @@ class GemmEpilogue:
     accumulators: cute.Tensor
     staging: WarpStaging
     bias: cute.Tensor | None
-    accumulator: Sm100Pipe
+    accumulator: cta_pair.Sm100Pipe
     order: GroupedOrder
-    place: ClusterPlace
+    place: cta_pair.ClusterPlace
     warp: Int32
     addends: Addends
 
@@ -107,7 +98,7 @@ class GemmEpilogue:
                     cute.copy(tmem_load, source[None, None, None, 0, column // width, index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(column + width == plan.config.tile_n):
-                        release_accumulator(self.accumulator, state, mma_tile)
+                        cta_pair.release_accumulator(self.accumulator, state, mma_tile)
                     values = finish(
                         as_floats(cute.make_tensor(fragment.iterator, width)), bias, plan.problem.activation, dtype,
                         scale=multipliers(row_factor, columns), residual=residual, out_factor=self.addends.out_factor,
@@ -139,7 +130,7 @@ class Sm100GemmKernel(GemmHost):
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan = self.plan
-        tiled_mma = make_mma(self.dtype, self.b_dtype, self.tile_mnk[:2], tcgen05.CtaGroup.TWO)
+        tiled_mma = cta_pair.make_mma(self.dtype, self.b_dtype, self.tile_mnk[:2], tcgen05.CtaGroup.TWO)
         a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
         rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
         a_load, b_load = (load_operation(plan.pairs[i], tcgen05.CtaGroup.TWO) for i in (1, 0))
@@ -158,7 +149,7 @@ class Sm100GemmKernel(GemmHost):
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
-        frame = enter(plan, self.graph, (args.a.atom, args.b.atom, args.out.atom))
+        frame = cta_pair.enter(plan, self.graph, (args.a.atom, args.b.atom, args.out.atom))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         a_stages, b_stages, staging = frame.regions
 
@@ -169,7 +160,7 @@ class Sm100GemmKernel(GemmHost):
         b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
         count = plan.accumulators * plan.mma_tiles
         dtype = Int32 if plan.sums_integers else Float32
-        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, frame.tmem_address, dtype)
+        accumulators = cta_pair.tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, frame.tmem_address, dtype)
 
         if warp == plan.load_warp:
             mma = args.tiled_mma.get_slice(place.rank)
@@ -183,7 +174,7 @@ class Sm100GemmKernel(GemmHost):
             Load(rows, columns, pipes["operands"], order, args.k_blocks, place.leads).run()
         elif warp == plan.mma_warp:
             if place.leads:
-                Mma(
+                cta_pair.Mma(
                     tiled_mma=args.tiled_mma, row_fragments=args.tiled_mma.make_fragment_A(a_tensor),
                     column_fragments=args.tiled_mma.make_fragment_B(b_tensor), accumulators=accumulators,
                     operands=pipes["operands"], accumulator=pipes["accumulator"], order=order, k_blocks=args.k_blocks,
@@ -199,7 +190,7 @@ class Sm100GemmKernel(GemmHost):
                 plan=plan, accumulators=accumulators, staging=ring, bias=args.bias, accumulator=pipes["accumulator"],
                 order=order, place=place, warp=warp, addends=args.addends.loaded()
             ).run()
-        end(plan, warp, accumulators)
+        cta_pair.end(plan, warp, accumulators)
 
 
 dsl.name_kernel(Sm100GemmKernel.kernel, "gemm_sm100a")

@@ -16,7 +16,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels import dsl
-from cute_kernels.kernels import ptx
+from cute_kernels.kernels import ptx, tma
 from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.host import RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
@@ -33,18 +33,6 @@ from cute_kernels.kernels.sm100.cta_pair import (
     tensor_memory,
 )
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
-from cute_kernels.kernels.tma import (
-    CHUNK_BYTES,
-    Tma,
-    WarpStaging,
-    k_major,
-    load_operation,
-    load_tma,
-    shared_tensor,
-    staging_layout,
-    store_tma,
-    warp_staging,
-)
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
 from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES, Sm100PatchEmbedPlan
 
@@ -279,7 +267,7 @@ class Output:
 
     plan: Sm100PatchEmbedPlan
     staging: cute.Pointer
-    out: Tma | cute.Tensor
+    out: tma.Tma | cute.Tensor
     rows: TileRows
     stamps: Stamps = NO_STAMPS
 
@@ -290,12 +278,12 @@ class Output:
             return DirectStores(plan, self.out, self.rows, lane, self.stamps)
         if plan.config.store == "coalesced":
             pitch = plan.padded_row_bytes(columns)
-            base = self.staging + cute.assume(offset, divby=CHUNK_BYTES)
+            base = self.staging + cute.assume(offset, divby=tma.CHUNK_BYTES)
             return CoalescedStores(
                 plan=plan, base=base, pitch=pitch, columns=columns, out=self.out, rows=self.rows, lane=lane,
                 stamps=self.stamps
             )
-        ring = warp_staging(
+        ring = tma.warp_staging(
             self.staging, first=offset // plan.store_region_bytes, rows=LANES, buffers=plan.store_buffers(columns),
             out=self.out, dtype=BFloat16
         )
@@ -313,7 +301,7 @@ class TmaStores:
     """
 
     plan: Sm100PatchEmbedPlan
-    ring: WarpStaging
+    ring: tma.WarpStaging
     row_chunks: tuple[cute.Pointer, ...]
     columns: int
     stamps: Stamps
@@ -366,11 +354,11 @@ class CoalescedStores:
     @cute.jit
     def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
         self.stamps.mark(Phase.STAGING)
-        count = CHUNK_BYTES // BYTES
+        count = tma.CHUNK_BYTES // BYTES
         packed = cute.make_tensor(values.iterator, (count, cute.size(values) // count))
-        row = self.base + cute.assume(self.lane * self.pitch, divby=CHUNK_BYTES)
+        row = self.base + cute.assume(self.lane * self.pitch, divby=tma.CHUNK_BYTES)
         for i in cutlass.range_constexpr(cute.size(values) // count):
-            target = cute.recast_ptr(row + (column * BYTES + i * CHUNK_BYTES), dtype=BFloat16)
+            target = cute.recast_ptr(row + (column * BYTES + i * tma.CHUNK_BYTES), dtype=BFloat16)
             cute.autovec_copy(packed[None, i], cute.make_tensor(target, count))
 
     @cute.jit
@@ -387,7 +375,7 @@ class CoalescedStores:
             target = _element(self.out, rows.block * LANES, column, rows.position, count * BYTES)
             mine = self.base + cute.assume(self.lane * (count * BYTES), divby=count * BYTES)
             for i in cutlass.range(there, unroll=8):
-                staged = mine + cute.assume(i * self.pitch, divby=CHUNK_BYTES)
+                staged = mine + cute.assume(i * self.pitch, divby=tma.CHUNK_BYTES)
                 source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), count)
                 row = target + cute.assume(Int64(i) * self.out.stride[0], divby=count)
                 cute.autovec_copy(source, cute.make_tensor(row, count))
@@ -564,12 +552,12 @@ class DeviceArguments:
     """
 
     tiled_mma: cute.TiledMma
-    x: Tma
+    x: tma.Tma
     x_layout: cute.ComposedLayout
     x_boxes: cute.ComposedLayout
-    weight: Tma
+    weight: tma.Tma
     weight_layout: cute.ComposedLayout
-    out: Tma | cute.Tensor
+    out: tma.Tma | cute.Tensor
     table: cute.Tensor | None
     table_index: cute.Tensor | None
     table_rows: Int32
@@ -598,21 +586,21 @@ class Sm100PatchEmbedKernel(RowsHost):
         group, box = cta_group(plan), self._x_box()
         block = cute.slice_(weight_layout, (None, None, None, 0))
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
+            tma.load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
         )
         out = o.out
         if config.store == "tma":
             region = (LANES, plan.store_columns)
-            out = store_tma(out, staging_layout(*region), region)
+            out = tma.store_tma(out, tma.staging_layout(*region), region)
         n_tiles = cute.ceil_div(o.n, plan.tile_n)
         height = o.table_rows + int(plan.problem.table_index)
         position_tiles = cute.ceil_div(o.positions, config.tile_positions)
         return DeviceArguments(
             tiled_mma=tiled_mma,
-            x=load_tma(o.x, k_major(self.element, box, 1), box, 1, group),
+            x=tma.load_tma(o.x, tma.k_major(self.element, box, 1), box, 1, group),
             x_layout=x_layout,
-            x_boxes=k_major(self.element, box, config.stages),
-            weight=Tma(*weight_tma),
+            x_boxes=tma.k_major(self.element, box, config.stages),
+            weight=tma.Tma(*weight_tma),
             weight_layout=weight_layout,
             out=out,
             table=table_view(plan, o.table, height, n_tiles * plan.tile_n),
@@ -636,15 +624,15 @@ class Sm100PatchEmbedKernel(RowsHost):
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
         copies = (args.x, args.weight, args.out)
-        frame = enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, Tma)))
+        frame = enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, tma.Tma)))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         x_stages, weight_stages, staging = frame.regions
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         rows = TileRows(plan, place.rank, args.images, args.positions, args.position_tiles)
         order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, *this_cluster(plan), plan.config.snake)
-        x_tensor = shared_tensor(x_stages, args.x_layout, self.element)
-        weight_tensor = shared_tensor(weight_stages, args.weight_layout, self.weight_element)
+        x_tensor = tma.shared_tensor(x_stages, args.x_layout, self.element)
+        weight_tensor = tma.shared_tensor(weight_stages, args.weight_layout, self.weight_element)
         accumulators = tensor_memory(
             args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, frame.tmem_address, self.accumulator
         )
@@ -675,7 +663,7 @@ class Sm100PatchEmbedKernel(RowsHost):
     ) -> Load:
         plan = self.plan
         boxes = cute.local_tile(args.x.view, self._x_box(), (None, None, None))
-        stages = shared_tensor(memory[0], args.x_boxes, self.element)
+        stages = tma.shared_tensor(memory[0], args.x_boxes, self.element)
         x = tma_operand(args.x.atom, boxes, stages, 3)
         weight = cute.local_tile(args.weight.view, (plan.tile_n, plan.tile_k), (None, None))
         weight = args.tiled_mma.get_slice(rows.rank).partition_B(weight)
