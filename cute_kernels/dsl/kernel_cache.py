@@ -31,8 +31,8 @@ from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 
-from cute_kernels import dsl
 from cute_kernels.common import files
+from cute_kernels.dsl import host_code
 from cute_kernels.dsl.allocations import Allocations
 
 _KIND = b"CuteKrn"
@@ -252,7 +252,7 @@ def _origin() -> dict[str, object]:
     # a launch passes them.
     modules = [module for folder in ("dsl", "kernels", "plan") for module in (package / folder).rglob("*.py")]
     sources = sorted([*modules, package / "operations" / "compile.py"])
-    library = dsl.runtime_library()
+    library = host_code.runtime_library()
     distributions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")

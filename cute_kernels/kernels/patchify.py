@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.host import ELEMENT_TYPES, Operands
 from cute_kernels.plan.patchify import PITCH_PAD_BYTES, PatchifyPlan
@@ -220,4 +220,4 @@ def _copy_vector(source: cute.Pointer, target: cute.Pointer, count: cutlass.Cons
     cute.autovec_copy(values, cute.make_tensor(target, count))
 
 
-dsl.name_kernel(PatchifyKernel.kernel, "patchify")
+compiling.name_kernel(PatchifyKernel.kernel, "patchify")

@@ -11,7 +11,7 @@ import cutlass.torch
 import torch
 from cuda.bindings import driver
 
-from cute_kernels import dsl
+from cute_kernels.dsl.programs import is_pointer
 
 
 def dynamic_widths(tensor: cutlass.cute.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -62,7 +62,7 @@ def scalar(example: object, value: object) -> object:
         if plain % example.divisibility:
             raise ValueError(f"compiled for multiples of {example.divisibility}; {plain} is given")
         return (cutlass.Int32 if example.width == 32 else cutlass.Int64)(plain)
-    if dsl.is_pointer(example):
+    if is_pointer(example):
         return cutlass.cute.runtime.make_ptr(example.dtype, plain, example.memspace, example._assumed_align)
     if type(example) in (bool, int, float):
         if isinstance(plain, float) and type(example) is not float:

@@ -19,7 +19,7 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import as_floats
 from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases, finish, multipliers
@@ -193,4 +193,4 @@ class Sm100GemmKernel(GemmHost):
         cta_pair.end(plan, warp, accumulators)
 
 
-dsl.name_kernel(Sm100GemmKernel.kernel, "gemm_sm100a")
+compiling.name_kernel(Sm100GemmKernel.kernel, "gemm_sm100a")

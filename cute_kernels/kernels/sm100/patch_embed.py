@@ -15,7 +15,7 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx, tma
 from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.host import RowsHost, RowsOperands
@@ -684,7 +684,7 @@ class Sm100PatchEmbedKernel(RowsHost):
         )
 
 
-dsl.name_kernel(Sm100PatchEmbedKernel.kernel, "patch_embed_sm100a")
+compiling.name_kernel(Sm100PatchEmbedKernel.kernel, "patch_embed_sm100a")
 
 
 @cute.jit

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, Operands
 from cute_kernels.kernels.pipes import Pipe
@@ -209,4 +209,4 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         return Sm100ImagesEpilogue(**vars(drain), table=args.table, scales=scales, row_tiles=args.row_tiles)
 
 
-dsl.name_kernel(Sm100ImagesKernel.kernel, "patch_embed_images_sm100a")
+compiling.name_kernel(Sm100ImagesKernel.kernel, "patch_embed_images_sm100a")

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
@@ -238,4 +238,4 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
         return Sm100ResidentEpilogue(**vars(drain), table=args.table, table_rows=rows, scales=scales, features=features)
 
 
-dsl.name_kernel(Sm100ResidentKernel.kernel, "patch_embed_resident_sm100a")
+compiling.name_kernel(Sm100ResidentKernel.kernel, "patch_embed_resident_sm100a")

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels.gemm import Addends, bias_view, biases, finish, gemm_addends, multipliers, row_pitch
 from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
 from cute_kernels.kernels.sm80.epilogue import (
@@ -190,4 +190,4 @@ def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) 
     return pointer.toint() + Int64(batch) * Int64(rows) * Int64(k_bytes)
 
 
-dsl.name_kernel(Sm80GemmKernel.kernel, "gemm_sm80")
+compiling.name_kernel(Sm80GemmKernel.kernel, "gemm_sm80")

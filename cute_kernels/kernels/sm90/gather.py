@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import tma
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, Operands
 from cute_kernels.kernels.load import Operand, tma_operand
@@ -387,4 +387,4 @@ class Sm90GatherKernel(ImagesHost):
         return tma.WarpStaging(base, plan.store_rows, tma.LINE_BYTES, buffers, args.out.atom, source, target)
 
 
-dsl.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")
+compiling.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")

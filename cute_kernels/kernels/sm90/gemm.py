@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Int32, TFloat32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import tma
 from cute_kernels.kernels.gemm import DeviceArguments, GemmHost
 from cute_kernels.kernels.host import ELEMENT_TYPES
@@ -215,4 +215,4 @@ class Sm90GemmKernel(GemmHost):
         return cute.local_tile(view, (rows, self.plan.tile_k), (None, None, None))
 
 
-dsl.name_kernel(Sm90GemmKernel.kernel, "gemm_sm90a")
+compiling.name_kernel(Sm90GemmKernel.kernel, "gemm_sm90a")

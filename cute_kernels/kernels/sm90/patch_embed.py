@@ -18,7 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.host import RowsHost, RowsOperands, TransposedArguments, transposed_arguments
@@ -302,4 +302,4 @@ class Sm90PatchEmbedKernel(RowsHost, TransposedKernel):
         return Sm90PatchEmbedEpilogue(self.plan, staging, o.table, rows, scales, pair, feature_block)
 
 
-dsl.name_kernel(Sm90PatchEmbedKernel.kernel, "patch_embed_sm90a")
+compiling.name_kernel(Sm90PatchEmbedKernel.kernel, "patch_embed_sm90a")

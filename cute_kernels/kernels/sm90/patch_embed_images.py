@@ -18,7 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int8, Int32, Uint8, Uint32
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.host import ImagesHost, Operands
@@ -340,4 +340,4 @@ class Sm90ImagesKernel(ImagesHost, TransposedKernel):
         return values, position
 
 
-dsl.name_kernel(Sm90ImagesKernel.kernel, "patch_embed_images_sm90a")
+compiling.name_kernel(Sm90ImagesKernel.kernel, "patch_embed_images_sm90a")
