@@ -257,8 +257,9 @@ def _plan(m: int, k: int, arch: str) -> LayerNormScalePlan:
     return plan_layer_norm_scale(LayerNormScaleProblem(m, k), ARCHS[arch])
 
 
-def _fake_row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], 1, dtype=torch.float32)
-
-
-define_operator("layer_norm_scale", "Tensor rows, float eps, str backend, str arch", _row_scale, _fake_row_scale)
+define_operator(
+    "layer_norm_scale",
+    "Tensor rows, float eps, str backend, str arch",
+    _row_scale,
+    lambda rows, eps, backend, arch: rows.new_empty(rows.shape[0], 1, dtype=torch.float32),
+)

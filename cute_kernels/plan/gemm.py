@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from cute_kernels.common.facts import fact, flag, number, text
 from cute_kernels.config import ACTIVATIONS, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
@@ -106,10 +106,6 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
     """A persistent GEMM: TMA fills stages of both operands, and empties store buffers."""
 
 
-def _problem_of(residual: str, **values: Any) -> GemmProblem:
-    return GemmProblem(**values, residual=None if residual == "none" else residual)
-
-
 OPTIONS = ProblemOptions(
     (
         Option("m", 4096, "rows of a"),
@@ -125,7 +121,7 @@ OPTIONS = ProblemOptions(
         Option("column_scale", False, "a factor of the scale for every column of the output"),
         Option("residual", "none", "element type of what is added after the activation", ("none", *FLOATS)),
     ),
-    _problem_of,
+    lambda residual, **values: GemmProblem(**values, residual=None if residual == "none" else residual),
 )
 
 GROUP_M = base.Field("blocks of rows in a group of the tile order", least=1, most=1024)

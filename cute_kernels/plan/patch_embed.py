@@ -99,13 +99,10 @@ def check_problem(p: PatchEmbedProblem) -> None:
 
 
 def _problem_of_options(
-    *, batch: int, positions: int, features: int, in_features: int, table: str, scale: str, row_scale: bool,
-    feature_scale: bool
+    *, batch: int, positions: int, features: int, in_features: int, table: str, scale: str, **factors: bool
 ) -> PatchEmbedProblem:
-    return PatchEmbedProblem(
-        m=batch * positions, n=features, k=base.round_up(in_features, base.VECTOR_BYTES),
-        table_rows=table_rows(table, positions), scale_source=scale, row_scale=row_scale, feature_scale=feature_scale
-    )
+    k, rows = base.round_up(in_features, base.VECTOR_BYTES), table_rows(table, positions)
+    return PatchEmbedProblem(m=batch * positions, n=features, k=k, table_rows=rows, scale_source=scale, **factors)
 
 
 OPTIONS = ProblemOptions(

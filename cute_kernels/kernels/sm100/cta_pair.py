@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -101,6 +102,15 @@ def tensor_memory(
     """Tensor-memory view ``[.., accumulator]`` of this CTA's rows of ``count`` accumulators."""
     layout = tiled_mma.make_fragment_C(cute.append(tiled_mma.partition_shape_C(tile_mn), count)).layout
     return cute.make_tensor(cute.arch.retrieve_tmem_ptr(dtype, 16, address), layout)
+
+
+def tmem_loads(accumulators: cute.Tensor, rows: int, width: int, thread: Int32) -> tuple[Any, cute.Tensor, cute.Shape]:
+    """A thread's load of ``width`` columns, its source ``[.., chunk, accumulator]``, and the shape of its registers."""
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), accumulators.element_type)
+    # (128 rows, width columns, 1, chunks, accumulators)
+    chunks = cute.flat_divide(accumulators[(None, None), 0, 0, None], (rows, width))
+    load = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0, 0]).get_slice(thread)
+    return load, load.partition_S(chunks), load.partition_D(cute.make_identity_tensor((rows, width))).shape
 
 
 # --- where a CTA is in a cluster of CTA pairs, and which other CTAs it shares operands with --------------------------

@@ -66,12 +66,8 @@ class GemmEpilogue:
         lane = cute.arch.lane_idx()
         quarter = self.warp % 4
 
-        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), self.accumulators.element_type)
-        # (128 rows, width columns, 1, chunks, accumulators)
-        chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
-        tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
-        source = tmem_load.partition_S(chunks)
-        fragment_shape = tmem_load.partition_D(cute.make_identity_tensor((plan.cta_m, width))).shape
+        thread = quarter * LANES + lane
+        tmem_load, source, fragment_shape = cta_pair.tmem_loads(self.accumulators, plan.cta_m, width, thread)
         row_chunks = self.staging.row_chunks(lane)
 
         state = self.accumulator.consumer_state()

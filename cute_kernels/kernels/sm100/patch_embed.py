@@ -13,7 +13,6 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx, tma
@@ -31,6 +30,7 @@ from cute_kernels.kernels.sm100.cta_pair import (
     make_mma,
     release_accumulator,
     tensor_memory,
+    tmem_loads,
 )
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
@@ -474,12 +474,8 @@ class Sm100PatchEmbedEpilogue:
         lane = cute.arch.lane_idx()
         quarter = self.lane_quarter(warp)
 
-        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), self.accumulators.element_type)
-        # (128 rows, width columns, 1, chunks, accumulators)
-        chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
-        tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
-        source = tmem_load.partition_S(chunks)
-        fragment_shape = tmem_load.partition_D(cute.make_identity_tensor((plan.cta_m, width))).shape
+        thread = quarter * LANES + lane
+        tmem_load, source, fragment_shape = tmem_loads(self.accumulators, plan.cta_m, width, thread)
         stores = self.output.of_warp(columns, offset, lane)
 
         state = self.accumulator.consumer_state()

@@ -68,15 +68,12 @@ def transposed_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
 
 def mma_accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cute.Tensor, ...]:
     """Tensor-memory view ``[.., accumulator]`` of each MMA tile."""
-    return tuple(_accumulators(plan, tmem, first, columns) for first, columns in plan.mma_spans)
-
-
-def _accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer, first: int, columns: int) -> cute.Tensor:
-    shape = ((plan.lanes, columns), 1, 1, plan.config.accumulators)
-    return cute.make_tensor(
-        cute.recast_ptr(tmem + first, dtype=accumulator_type(plan)),
-        cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, plan.columns)),
-    )
+    accumulators = []
+    for first, columns in plan.mma_spans:
+        shape = ((plan.lanes, columns), 1, 1, plan.config.accumulators)
+        layout = cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, plan.columns))
+        accumulators.append(cute.make_tensor(cute.recast_ptr(tmem + first, dtype=accumulator_type(plan)), layout))
+    return tuple(accumulators)
 
 
 # --- the weight of a CTA's features where it stays for the whole launch: tensor memory, or shared memory -------------

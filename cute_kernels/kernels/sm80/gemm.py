@@ -61,7 +61,10 @@ class GemmTiles:
         """Rows of ``a`` and of ``b``."""
         plan, k_bytes = self.plan, self.k_bytes
         row, column, batch = self._place(tile)
-        a, b = (_of_batch(p, batch, rows, k_bytes) for p, rows in ((self.a, self.m), (self.b, self.n)))
+        a, b = (
+            pointer.toint() + Int64(batch) * Int64(rows) * Int64(k_bytes)
+            for pointer, rows in ((self.a, self.m), (self.b, self.n))
+        )
         return (
             rows_load(plan, a, row, self.m, k_bytes, of_b=False, part=self._slice(tile)),
             rows_load(plan, b, column, self.n, k_bytes, of_b=True, part=self._slice(tile)),
@@ -184,10 +187,6 @@ class Sm80GemmKernel(Host):
 def _by_vectors(sums: cute.Tensor) -> cute.Tensor:
     """The accumulators of a lane as ``[4, vectors]``."""
     return cute.make_tensor(sums.iterator, (4, cute.size(sums) // 4))
-
-
-def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) -> Int64:
-    return pointer.toint() + Int64(batch) * Int64(rows) * Int64(k_bytes)
 
 
 compiling.name_kernel(Sm80GemmKernel.kernel, "gemm_sm80")

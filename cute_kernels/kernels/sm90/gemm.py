@@ -102,7 +102,8 @@ class Sm90GemmKernel(GemmHost):
         rank_m, rank_n = rank % config.cluster_m, rank // config.cluster_m
 
         barriers, regions, pipes = allocate(plan, self.graph, Sm90Pipe)
-        numbers, (a_stages, b_stages, staging, *more) = self._split(regions)
+        count = len(plan.first_smem)
+        numbers, (a_stages, b_stages, staging, *more) = regions[:count], regions[count:]
         pipe = pipes["operands"]
 
         if cutlass.const_expr(plan.loaded_rows < config.tile_m):
@@ -175,11 +176,6 @@ class Sm90GemmKernel(GemmHost):
                 residual=self._residual(args, pipes, ring, store_group),
                 kept=self._kept(numbers, group, thread),
             ).run()
-
-    def _split(self, regions: list[cute.Pointer]) -> tuple[list[cute.Pointer], list[cute.Pointer]]:
-        """Those before the stages, and the others."""
-        count = len(self.plan.first_smem)
-        return regions[:count], regions[count:]
 
     def _kept(self, memory: list[cute.Pointer], group: Int32, thread: Int32) -> KeptNumbers | None:
         """Numbers of the columns of this warpgroup's tiles, if there are any."""

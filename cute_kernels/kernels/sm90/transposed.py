@@ -76,7 +76,8 @@ class Mma:
     @cute.jit
     def run(self) -> None:
         plan = self.plan
-        accumulator = cute.make_rmem_tensor(self._accumulator_shape(), self.accumulator_type)
+        shape = self.tiled_mma.partition_shape_C((64, plan.tile_rows))
+        accumulator = cute.make_rmem_tensor(shape, self.accumulator_type)
         state = self.operands.consumer_state()
         if self.warpgroup == plan.config.warpgroups - 1 and self.order.first < self.order.tiles:
             self._pass_on(0)
@@ -119,9 +120,6 @@ class Mma:
         self.operands.stamps.mark(Phase.MMA)
         warpgroup.wait_group(outstanding)
         self.operands.arrive_empty(stage, self.thread, self.plan.stage_ctas)
-
-    def _accumulator_shape(self) -> cute.Shape:
-        return self.tiled_mma.partition_shape_C((64, self.plan.tile_rows))
 
     @cute.jit
     def _stage(self, accumulator: cute.Tensor, stage: cutlass.Constexpr[int], state: PipelineState) -> None:
@@ -200,7 +198,8 @@ def resident_weight(
     all out.
     """
     per_word = cutlass.const_expr(Int32.width // weight.element_type.width)
-    fragments = _fragments(tiled_mma.partition_shape_A((64, columns)), weight.element_type)
+    shape, dtype = tiled_mma.partition_shape_A((64, columns)), weight.element_type
+    fragments = _signed_fragments(shape) if dtype is Int8 else cute.make_rmem_tensor(shape, dtype)
     words = cute.recast_tensor(fragments, Int32)
     coordinates = slice_.partition_A(cute.make_identity_tensor((64, columns)))
     for step in cutlass.range_constexpr(columns // (FRAGMENT_K_BYTES // 4 * per_word)):
@@ -213,10 +212,6 @@ def resident_weight(
                 address = weight.iterator + cute.crd2idx((row, cute.assume(column, divby=per_word)), weight.layout)
                 words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), 1)[0]
     return fragments
-
-
-def _fragments(shape: cute.Shape, dtype: type) -> cute.Tensor:
-    return _signed_fragments(shape) if dtype is Int8 else cute.make_rmem_tensor(shape, dtype)
 
 
 @dsl_user_op

@@ -139,8 +139,9 @@ class RepeatedCall:
             return None
         if DERIVED.generation != self.generation or (gradients and any(tensor.requires_grad for tensor in tensors)):
             return None
-        if (DERIVED.compares_on_gpu or PEFT in sys.modules) and not self._are_unchanged(values):
-            return None
+        if DERIVED.compares_on_gpu or PEFT in sys.modules:
+            if not DERIVED.are_unchanged(self.then, *(values[place] for place, *_ in self.constants)):
+                return None
         arguments: list[Any] = []
         for place, alignment in self.operands:
             address = values[place].data_ptr()
@@ -156,10 +157,6 @@ class RepeatedCall:
         arguments.append(out.data_ptr())
         self.launch(arguments)
         return out
-
-    def _are_unchanged(self, values: tuple) -> bool:
-        """Compared with copies."""
-        return DERIVED.are_unchanged(self.then, *(values[place] for place, *_ in self.constants))
 
 
 class RepeatedCalls:
