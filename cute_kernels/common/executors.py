@@ -72,7 +72,6 @@ def _perform(prepared: Prepared, function: Callable[..., Result], item: tuple) -
 
 # --- where the work comes from --------------------------------------------------------------------------------------
 
-
 class Workers:
     """Runs functions on a state that each worker prepares once; a context, at whose end processes end.
 
@@ -232,7 +231,6 @@ def _end_with_parent() -> None:
 
 
 # --- clusters -------------------------------------------------------------------------------------------------------
-
 
 @contextlib.contextmanager
 def connect(address: str) -> Iterator[Executor]:

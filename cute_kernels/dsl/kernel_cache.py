@@ -269,7 +269,6 @@ def _origin() -> dict[str, object]:
 
 # --- file format: magic, length of header, header (JSON), sections, SHA-256 of everything before ----------------------
 
-
 def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
     """The bytes of an entry."""
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
@@ -334,7 +333,6 @@ def _sections(content: bytes, check_header: Callable[[dict], None]) -> dict[str,
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
-
 def read_private(path: Path) -> bytes:
     """The content of a regular file that only this user can write.
 
@@ -386,7 +384,6 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class EntryReport:

@@ -80,7 +80,6 @@ def as_floats(sums: cute.Tensor) -> cute.Tensor:
 
 # --- scale of an accumulator: one for the call, or a product of factors of rows and features -------------------------
 
-
 @dataclass(frozen=True)
 class Scales:
     """``scale[m, n] = fp32(row[m] * feature[n])``, where a factor that is the same for all is the call's number.
@@ -134,7 +133,6 @@ def scales_of(
 
 
 # --- activations of an epilogue, by the contract of `cute_kernels.operations.reference.activations` -------------------
-
 
 @dataclass(frozen=True)
 class Sigmoid:

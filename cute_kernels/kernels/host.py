@@ -55,7 +55,6 @@ class Host:
 
 # --- CuTe DSL's types by the names that plans use --------------------------------------------------------------------
 
-
 ELEMENT_TYPES = {
     "float8_e4m3fn": cutlass.Float8E4M3FN,
     "bfloat16": cutlass.BFloat16,
@@ -72,7 +71,6 @@ memory."""
 
 
 # --- the host entry that all kernels over images have in common ------------------------------------------------------
-
 
 class ImagesHost(Host):
     """Images, their sizes and features are launch arguments; channels are not.
@@ -93,7 +91,6 @@ class ImagesHost(Host):
 
 
 # --- the host entry that all patch embeds over rows have in common: their operands as views, and the launch ----------
-
 
 @dataclass(frozen=True)
 class RowsOperands:
@@ -164,7 +161,6 @@ class RowsHost(Host):
 
 
 # --- arguments of the kernels that compute ``out^T`` of rows ---------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class TransposedArguments:

@@ -153,7 +153,6 @@ class WeightLoad:
 
 # --- TMA producer warp of the transposed product: rows of ``x`` -> operand stages ------------------------------------
 
-
 @dataclass(frozen=True)
 class RowsLoad:
     """Fills operand stages for every tile of this cluster.
@@ -201,7 +200,6 @@ class RowsLoad:
 
 
 # --- rows in memory as TMA and the stores see them: plain, or as images at positions ---------------------------------
-
 
 def rows_layout(rows: Int32, columns: Int32, divisor: int) -> cute.Layout:
     """Row-major ``[rows, columns]`` whose rows are a multiple of ``divisor`` elements, 16 bytes for TMA."""

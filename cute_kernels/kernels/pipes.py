@@ -25,7 +25,6 @@ PipelineState = pipeline.PipelineState
 
 # --- clock stamps of the warps of a kernel that is compiled for profiling; of any other kernel, nothing at all -------
 
-
 class Stamps:
     """Stamps of one warp, as `cute_kernels.plan.base` says. All its lanes call every method, one of them stores.
 
@@ -79,7 +78,6 @@ def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps
 
 
 # --- the mbarriers of an edge ----------------------------------------------------------------------------------------
-
 
 class Pipe:
     """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once.
@@ -244,7 +242,6 @@ def begin(
 
 
 # --- signals of SM90a: warpgroups release a stage to every CTA that loads into it ------------------------------------
-
 
 class Sm90Pipe(Pipe):
     @cute.jit

@@ -119,7 +119,6 @@ def table_view(
 
 # --- arguments of the kernels over strips ----------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class StripsArguments:
     """Arguments of a kernel: TMA copies, weight, table, scales and sizes in tiles.
@@ -211,7 +210,6 @@ def strip_boxes(
 
 
 # --- TMA producer warp: images -> strips in shared memory ------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class StripLoad:

@@ -226,7 +226,6 @@ class PatchOrder:
 
 # --- which row of the bias + position table belongs to a row of the output -------------------------------------------
 
-
 @dataclass(frozen=True)
 class TableRows:
     """Row of ``x`` -> row of the table: ``row % positions``, or what an index in memory says.

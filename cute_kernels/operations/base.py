@@ -161,7 +161,6 @@ class Operation(ABC, Generic[A]):
         _LIBRARY.impl(self.name, self._autograd, "Autograd", with_keyset=True)
 
     # ---- what an operation says of itself ----------------------------------------------------------------------------
-
     @abstractmethod
     def problems(self, a: A) -> Iterator[Exception]:
         """Errors in types and extents that depend on each other; runs on fake tensors, too.
@@ -253,7 +252,6 @@ class Operation(ABC, Generic[A]):
         return values
 
     # ---- the way of a call -------------------------------------------------------------------------------------------
-
     def call(self, values: tuple) -> torch.Tensor:
         """A call with arguments in the order of the table."""
         direct = values[self._backend] == "auto" and not dispatch_is_intercepted()
@@ -331,7 +329,6 @@ class Operation(ABC, Generic[A]):
         return out
 
     # ---- the operator ------------------------------------------------------------------------------------------------
-
     def _run(self, *flat: Any) -> torch.Tensor:
         values = self.table.decode(flat)
         if DERIVED.compares_on_gpu and in_autograd_function():

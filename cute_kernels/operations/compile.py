@@ -297,7 +297,6 @@ def check_layout(plan: Plan, function: Any) -> None:
 
 # --- what the assembler made -----------------------------------------------------------------------------------------
 
-
 def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
     """Reads a cubin's resource usage with NVIDIA's `cuobjdump` (package ``nvidia-cuda-cuobjdump``).
 

@@ -175,7 +175,6 @@ def layer_norm_linear(
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
-
 def _features(
     weight: torch.Tensor, norm_weight: torch.Tensor | None, norm_bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -235,7 +234,6 @@ def _positive(name: str, value: object) -> float:
 
 
 # --- what rows are multiplied by -------------------------------------------------------------------------------------
-
 
 def _row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str) -> torch.Tensor:
     executor = choose_backend(rows.device, backend)

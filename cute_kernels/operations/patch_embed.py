@@ -309,7 +309,6 @@ PATCH_EMBED = _PatchEmbed()
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
-
 def _index_problems(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor) -> Iterator[Exception]:
     if pos_embed is None:
         yield ValueError("pos_index is given and pos_embed is not: there is nothing to index")
@@ -327,7 +326,6 @@ def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
-
 
 def _tma_readable(rows: torch.Tensor) -> bool:
     """Whether rows are whole 16 bytes and begin on such."""

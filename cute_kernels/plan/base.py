@@ -66,7 +66,6 @@ def profile_operand(stamps: int) -> Operand:
 
 # --- architectures, limits, memory maps, the plan --------------------------------------------------------------------
 
-
 LANES = 32
 """Threads of a warp, and tensor-memory lanes that one warp may reach: quarter ``warp_id % 4`` (PTX ISA, tcgen05 access
 restrictions)."""

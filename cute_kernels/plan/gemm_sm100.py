@@ -44,7 +44,6 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     barrier_region: ClassVar[str] = "barriers and tensor-memory address"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     mma_tiles = number(lambda self: self.config.block_m // self.cta_m)
     """UMMA tiles of 256 rows in one tile of the pair; they share the stage of ``b``."""
     mma_m = number(lambda self: self.cta_m * self.cta_group)
@@ -56,7 +55,6 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     cluster_columns = number(lambda self: self.config.tile_n * self.config.cluster_n)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     a_stage_bytes = number(lambda self: self.config.block_m * self.k_block_bytes)
     storing_warps = number(lambda self: self.epilogue_warps)
     accumulators = number(lambda self: self.config.accumulators)

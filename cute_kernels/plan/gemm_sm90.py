@@ -55,7 +55,6 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     bias_vector: ClassVar[int] = 1
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     tile_m = number(lambda self: self.config.tile_m)
     sharing_ctas = number(lambda self: self.config.cluster_m * self.config.cluster_n)
     """CTAs that load operands for each other: those of a cluster with the same slice of K."""
@@ -72,7 +71,6 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         return c.tile_m * c.cluster_m if c.transposed else c.tile_n * c.cluster_n
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     @property
     def loaded_rows(self) -> int:
         """Rows of a tile of ``a`` that are loaded: all, or a power of two that covers M where that is at most half.

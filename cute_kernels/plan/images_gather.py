@@ -49,7 +49,6 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     config: Sm90GatherConfig
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     tile_m = number(lambda self: self.config.tile_patches * self.config.tile_rows * self.config.tile_images)
     pieces = number(lambda self: self.config.tile_patches // self.config.row_patches)
     """Pieces of a grid row in a tile, each of ``row_patches`` patches."""
@@ -79,7 +78,6 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     ctas = number(lambda self: self.config.cluster)
 
     # ---- output and table ------------------------------------------------------------------------------------------
-
     @property
     def store_box(self) -> tuple[int, int, int, int, int]:
         """Features, patches of a piece, pieces, grid rows and images that a warp stores from one buffer."""
@@ -175,7 +173,6 @@ def _check_tile(plan: Sm90GatherPlan) -> None:
 
 
 # --- which tiles the SM90a kernel over gathered patches gets, where its configuration leaves that open ---------------
-
 
 MOST_STAGES = 8
 """More have made no GEMM of this package faster."""

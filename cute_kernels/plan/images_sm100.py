@@ -35,11 +35,9 @@ class Sm100ImagesPlan(StripsPlan, transposed.Sm100TransposedPlan):
     config: Sm100ImagesConfig
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     cta_images = number(lambda self: self.tile_images // self.cta_group)
 
     # ---- printing --------------------------------------------------------------------------------------------------
-
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
@@ -55,7 +53,6 @@ class Sm100ImagesPlan(StripsPlan, transposed.Sm100TransposedPlan):
 
 
 # --- limits of the SM100a kernel over images, and which configuration a problem gets where it is left open -----------
-
 
 FIELDS = {
     "source": base.Field("how patches come out of the images", ("strips", "gather")),
@@ -112,7 +109,6 @@ def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig,
 
 # ---- limits of a complete configuration -----------------------------------------------------------------------------
 
-
 def check(plan: Sm100ImagesPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
@@ -151,7 +147,6 @@ def _narrower(plan: Sm100ImagesPlan, columns: int) -> tuple[str, object, object]
 
 
 # ---- what a problem gets --------------------------------------------------------------------------------------------
-
 
 def default_config(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> Sm100ImagesConfig:
     """Everything open."""

@@ -76,7 +76,6 @@ class Sm90ImagesPlan(strips.StripsPlan, TransposedPlan):
         return self.splits or self.span < self.mma_k_bytes or first % self.span < self.row_bytes
 
     # ---- registers -------------------------------------------------------------------------------------------------
-
     @property
     def consumer_registers(self) -> int:
         return REPACK_REGISTERS[self.config.warpgroups][0] if self.repacks else super().consumer_registers
@@ -86,7 +85,6 @@ class Sm90ImagesPlan(strips.StripsPlan, TransposedPlan):
         return REPACK_REGISTERS[self.config.warpgroups][1] if self.repacks else super().producer_registers
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     stage_bytes = number(lambda self: self.pixel_stage_bytes + self.weight_stage_bytes)
 
     @cached_property
@@ -102,7 +100,6 @@ class Sm90ImagesPlan(strips.StripsPlan, TransposedPlan):
         )
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
     table_registers = number(lambda self: 4 * self.table_period if self.problem.table_rows else 0)
     """Table values of a thread for all columns of a tile."""
     holds_table = flag(lambda self: 0 < self.table_registers <= self.consumer_registers - self.needed_registers)
@@ -279,7 +276,6 @@ def check_tile(config: Sm90ImagesConfig) -> None:
 
 
 # ---- choice --------------------------------------------------------------------------------------------------------
-
 
 @functools.lru_cache(maxsize=4096)
 def resolve(

@@ -50,7 +50,6 @@ class Sm100ResidentPlan(TransposedRows, transposed.Sm100TransposedPlan, PatchEmb
         return f"{super().runs}: weight in {place}"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     cta_images = number(lambda self: self.tile_images // self.cta_group)
     """Images of a tile that one CTA loads, in flat order rows."""
     stage_bytes = number(lambda self: self.cta_rows * self.k_block_bytes * self.config.stage_blocks)
@@ -69,14 +68,12 @@ class Sm100ResidentPlan(TransposedRows, transposed.Sm100TransposedPlan, PatchEmb
         return self.position_of(row) * self.tile_images + self.image_of(row)
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
     @property
     def prefetches_table(self) -> bool:
         """A thread fetches its table values of a tile before it waits for the accumulators."""
         return self.positions_in_order and 4 * self.config.tile_positions <= MOST_TABLE_REGISTERS
 
     # ---- counted work ----------------------------------------------------------------------------------------------
-
     @property
     def table_wavefronts(self) -> int:
         """Wavefronts of a CTA's loads of the table in a tile: one a warp and position, in flat order one a row."""
@@ -97,7 +94,6 @@ class Sm100ResidentPlan(TransposedRows, transposed.Sm100TransposedPlan, PatchEmb
     """Work of the busiest CTA, in the units that the model of time has costs for."""
 
     # ---- printing --------------------------------------------------------------------------------------------------
-
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         rows = f"{self.tile_images} images x {c.tile_positions} positions, {c.order} order"
@@ -115,7 +111,6 @@ class Sm100ResidentPlan(TransposedRows, transposed.Sm100TransposedPlan, PatchEmb
 
 
 # --- limits of the SM100a kernel over rows whose weight stays on chip, and what it does where a field is left open ---
-
 
 _LOAD_WIDTHS = (16, 32, 64)
 
@@ -188,7 +183,6 @@ def longest_k(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arc
 
 # ---- limits of a complete configuration -----------------------------------------------------------------------------
 
-
 def check(plan: Sm100ResidentPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
@@ -220,7 +214,6 @@ def _narrower(plan: Sm100ResidentPlan, columns: int) -> tuple[str, object, objec
 
 
 # ---- what a problem gets --------------------------------------------------------------------------------------------
-
 
 def cost(plan: Sm100ResidentPlan) -> float:
     """Clocks of a launch by counted work: those of its tiles, and the weight's way to where it stays.

@@ -25,7 +25,6 @@ from cute_kernels.plan.tiles import CtaPairs, RowTiles
 
 # --- what the epilogue warps of the SM100 kernel over rows do: columns of each, staging, stores, table ---------------
 
-
 STORE_COLUMNS = 64
 """BF16 columns of a staging region: the 128 bytes of a SWIZZLE_128B row."""
 
@@ -167,7 +166,6 @@ def shared_memory_clocks(plan: Sm100PatchEmbedPlan) -> int:
 
 # --- the plan --------------------------------------------------------------------------------------------------------
 
-
 LINE = 128
 """Bytes of a line of shared and global memory."""
 
@@ -197,7 +195,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     runs = text(lambda self: f"{super().runs}: weight streamed")
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     cta_group = number(lambda self: self.config.cta_group)
     tile_m = number(lambda self: self.cta_m * self.cta_group)
     tile_rows = number(lambda self: self.tile_m)
@@ -211,7 +208,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     tiles = number(lambda self: self.m_tiles * self.n_tiles)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
         return "tile_n", self.tile_n, min(FIELDS["tile_n"].legal)
 
@@ -235,7 +231,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     """Columns rounded up to whole tiles, so that table reads need no bounds check."""
 
     # ---- epilogue warps --------------------------------------------------------------------------------------------
-
     epilogue_warps = number(lambda self: self.config.epilogue_warps)
     warps = number(lambda self: self.first_epilogue_warp + self.epilogue_warps)
 
@@ -256,7 +251,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         return tuple(spans)
 
     # ---- staging ---------------------------------------------------------------------------------------------------
-
     store_region_bytes = number(lambda self: base.LANES * STORE_COLUMNS * self.out_bytes)
     """One staging region: 32 rows of 64 output columns, 128 bytes a row as SWIZZLE_128B needs."""
 
@@ -294,7 +288,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         return sum(self.warp_staging_bytes(end - begin) for begin, end in self.epilogue_columns)
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
     table_layout = fact(lambda self: self.config.table)
 
     @property
@@ -325,7 +318,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         return requests * lines[self.config.table]
 
     # ---- counted work ----------------------------------------------------------------------------------------------
-
     @property
     def mma_clocks(self) -> float:
         """Clocks of the MMAs of a tile in one CTA, by the published rate."""
@@ -357,7 +349,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         )
 
     # ---- printing --------------------------------------------------------------------------------------------------
-
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         owner = "CTA pair" if self.cta_group == 2 else "CTA"

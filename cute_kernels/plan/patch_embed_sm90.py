@@ -40,14 +40,12 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
     table_layout: TableLayout = "paired"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     tile_positions = number(lambda self: self.config.tile_positions)
 
     rows_of_tiles = text(lambda self: "flat" if self.positions == 1 else self.config.order)
     """Without positions a tile is consecutive rows, whatever the order is called."""
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     x_stage_bytes = number(lambda self: self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks)
     stage_bytes = number(lambda self: self.x_stage_bytes + self.weight_stage_bytes)
 
@@ -63,7 +61,6 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
         )
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
     @property
     def table_registers(self) -> int:
         """Table values per thread of a tile: two features for every position, in flat order for every pair of rows."""

@@ -66,7 +66,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     ctas = number(lambda self: self.cta_group)
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     columns = number(lambda self: self.tile_rows)
     """Columns of an accumulator: the rows of a tile."""
     cta_rows = number(lambda self: self.tile_rows // self.cta_group)
@@ -93,7 +92,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         return self.row_of(mma_tile, column)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     weight_bytes = number(lambda self: self.lanes * self.k_blocks * self.k_block_bytes)
     """Bytes of the weight of a CTA's features, whichever memory they stay in."""
     weight_columns = number(lambda self: self.k_blocks * self.k_block_bytes // 4 if self.config.weight == "tmem" else 0)
@@ -129,7 +127,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     """Bytes of the barriers, and of the address behind them."""
 
     # ---- counted work ----------------------------------------------------------------------------------------------
-
     mma_clocks = number(lambda self: self.lanes * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK)
     """Clocks of the MMAs of a tile, by the published rate."""
 
@@ -151,7 +148,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     """Wavefronts of loads of the table in a CTA and tile; 0 where they are few."""
 
     # ---- printing --------------------------------------------------------------------------------------------------
-
     def describe_mma_tiles(self) -> list[tuple[str, str]]:
         """Rows (what, value) of how a tile is computed."""
         c = self.config
@@ -173,7 +169,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
 
 
 # --- limits that the plans of `Sm100TransposedPlan` share, and what they do where a configuration leaves it open -----
-
 
 AnyPlan = TypeVar("AnyPlan", bound=Sm100TransposedPlan)
 AnyConfig = TypeVar("AnyConfig", Sm100ResidentConfig, Sm100ImagesConfig)
@@ -301,7 +296,6 @@ def launch_clocks(plan: Sm100TransposedPlan) -> float:
 
 
 # --- work of a tile, in the units that `cute_kernels.plan.b200` has costs for ---------------------------------------
-
 
 def predict(plan: b200.Timed) -> Prediction:
     """The modelled time of a launch on a B200.

@@ -67,7 +67,6 @@ class Sm80Plan(base.Plan):
     roles = fact(lambda self: ("mma",) * (self.config.warps_m * self.config.warps_n * self.teams))
 
     # ---- a warp's tile ----------------------------------------------------------------------------------------------
-
     warp_m = number(lambda self: self.config.tile_m // self.config.warps_m)
     warp_n = number(lambda self: self.config.tile_n // self.config.warps_n)
     lane_columns = number(lambda self: base.VECTOR_BYTES // self.out_bytes)
@@ -76,7 +75,6 @@ class Sm80Plan(base.Plan):
     """Registers of a thread that hold sums."""
 
     # ---- shared memory ----------------------------------------------------------------------------------------------
-
     k_bytes = number(lambda self: self.problem.k * base.ITEMSIZE[self.multiplied])
     k_blocks = number(lambda self: -(-self.k_bytes // self.config.row_bytes))
     """Stages that a tile takes."""
@@ -174,7 +172,6 @@ def require_fp8(arch: str, dtype: str) -> None:
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------
-
 
 TILES = (
     (128, 256, 2, 4, 128, 3, 1),

@@ -80,7 +80,6 @@ class TransposedPlan(FeatureTiles):
     ctas = number(lambda self: self.config.cluster)
 
     # ---- warps -----------------------------------------------------------------------------------------------------
-
     stage_ctas = number(lambda self: self.config.cluster)
     """CTAs that fill a stage of operands, and so wait for it to be free: those of the cluster, by multicast."""
     roles = fact(lambda self: ("mma",) * (4 * self.config.warpgroups) + ("load", "idle", "idle", "idle"))
@@ -96,7 +95,6 @@ class TransposedPlan(FeatureTiles):
     """
 
     # ---- registers -------------------------------------------------------------------------------------------------
-
     accumulator_registers = number(lambda self: self.tile_rows // 2)
     weight_registers = number(lambda self: self.k_blocks * BLOCK_REGISTERS if self.resident else 0)
     """Registers per thread of resident weight fragments."""

@@ -43,7 +43,6 @@ class FeatureTiles(Plan):
 
 # --- what plans share whose tiles are images at neighbouring positions, or consecutive rows --------------------------
 
-
 class RowTiles(Plan):
     """In position order a tile is `tile_images` images at ``tile_positions`` positions; in flat order rows are rows."""
 
@@ -97,7 +96,6 @@ class TransposedRows(RowTiles):
 
 
 # --- clusters of CTA pairs, one warp role after the other, stages filled by both --------------------------------------
-
 
 class CtaPairs:
     """Mixin of plans whose CTAs work in pairs; the dense GEMM and the patch embed lay out a pair alike."""

@@ -115,7 +115,6 @@ def tmem_loads(accumulators: cute.Tensor, rows: int, width: int, thread: Int32) 
 
 # --- where a CTA is in a cluster of CTA pairs, and which other CTAs it shares operands with --------------------------
 
-
 PAIR = 0b11
 """CTA mask of the first pair of a cluster."""
 
@@ -189,7 +188,6 @@ def cluster_place(plan: Sm100Plan, cluster_rank: Int32) -> ClusterPlace:
 
 # --- signals of SM100a: tcgen05.commit to the CTAs of pairs, or to the one CTA, and arrivals at the leader -----------
 
-
 class Sm100Pipe(Pipe):
     def __init__(self, edge: Edge, full: cute.Pointer, empty: cute.Pointer | None, place: ClusterPlace) -> None:
         super().__init__(edge, full, empty)
@@ -234,7 +232,6 @@ def release_accumulator(pipe: Sm100Pipe, state: PipelineState, part: int = 0) ->
 
 
 # --- MMA warp of the leader CTA: operand stages -> accumulators in the tensor memory of both CTAs --------------------
-
 
 class IntegerMmaOp(tcgen05.MmaI8Op):
     """``tcgen05.mma.kind::i8`` of two K-major operands, which may differ in sign: `tcgen05.MmaI8Op` has one type."""

@@ -34,7 +34,6 @@ from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
 
 # --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------
 
-
 @dataclass(frozen=True)
 class GemmEpilogue:
     """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
@@ -113,7 +112,6 @@ class GemmEpilogue:
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 class Sm100GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""

@@ -38,7 +38,6 @@ from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES, Sm100PatchE
 
 # --- which rows of the output a tile, a CTA and a warp have: consecutive ones, or images at positions ----------------
 
-
 @dataclass(frozen=True)
 class WarpRows:
     """The 32 rows of a warp in one tile, at one position.
@@ -126,7 +125,6 @@ class RowsOperand(Operand):
 
 
 # --- what an epilogue thread reads from global memory for its row: bias + position, and factors of the scale ---------
-
 
 FACTORS = 4
 """Factors of features in one load of 16 bytes."""
@@ -431,7 +429,6 @@ def _element(
 
 # --- epilogue warps: accumulators -> scale, bias + position, BF16 -> stores ------------------------------------------
 
-
 @dataclass(frozen=True)
 class Sm100PatchEmbedEpilogue:
     """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
@@ -538,7 +535,6 @@ class Sm100PatchEmbedEpilogue:
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class DeviceArguments:

@@ -43,7 +43,6 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- strips of images as the N operand of tcgen05.mma, where they land -----------------------------------------------
 
-
 @dataclass(frozen=True)
 class Strips:
     """Operand stages that begin at ``strips`` in shared memory."""
@@ -73,7 +72,6 @@ class Strips:
 
 
 # --- epilogue warps: sums -> FP32, scale, bias + position, rounding -> transposed staging -> TMA stores --------------
-
 
 BLOCKS = LANES // BLOCK_FEATURES
 """Blocks of 16 features of an epilogue warp."""
@@ -149,7 +147,6 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""

@@ -29,7 +29,6 @@ from cute_kernels.plan.patch_embed_resident import Sm100ResidentPlan
 
 # --- rows of ``x`` as the N operand of tcgen05.mma: how TMA fills a stage, and how MMAs read it ----------------------
 
-
 @dataclass(frozen=True)
 class Rows:
     """Operand stages that begin at ``stages`` in shared memory: 128 bytes of a row after another, SWIZZLE_128B."""
@@ -68,7 +67,6 @@ def rows_operand(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer, rank: 
 
 
 # --- epilogue warps: sums of rows -> scale, bias + position, BF16 -> transposed staging -> TMA stores ----------------
-
 
 @dataclass(frozen=True)
 class Sm100ResidentEpilogue(TransposedEpilogue):
@@ -185,7 +183,6 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 class Sm100ResidentKernel(RowsHost, TransposedKernel):
     """Host entry and kernel for one plan. Blocks of K are compiled in."""

@@ -49,7 +49,6 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- the instruction of the transposed product, and its accumulators in tensor memory --------------------------------
 
-
 LANE_STRIDE = 1 << 16
 """Tensor-memory addresses have the lane in their upper half."""
 
@@ -78,13 +77,11 @@ def mma_accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cut
 
 # --- the weight of a CTA's features where it stays for the whole launch: tensor memory, or shared memory -------------
 
-
 _FILL_COLUMNS = 32
 """Columns of tensor memory that one tcgen05.st of a warp writes, from as many registers."""
 
 
 # ---- tensor memory --------------------------------------------------------------------------------------------------
-
 
 @cute.jit
 def fill_tensor_memory(
@@ -152,7 +149,6 @@ def _signed_tensor(pointer: cute.Pointer, layout: cute.Layout, *, loc=None) -> c
 
 # ---- shared memory --------------------------------------------------------------------------------------------------
 
-
 def smem_layout(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma) -> cute.ComposedLayout:
     """``[.., K block]``, SWIZZLE_128B."""
     return sm100_utils.make_smem_layout_a(tiled_mma, _tile(plan), _weight_type(plan), plan.k_blocks)
@@ -194,7 +190,6 @@ def weight_load(
 
 # ---- the operand of the MMAs ----------------------------------------------------------------------------------------
 
-
 def weight_fragments(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, place: cute.Pointer) -> cute.Tensor:
     """The A operand ``[.., k step]`` in the memory in which it stays; ``place`` is where it begins there."""
     if plan.config.weight == "smem":
@@ -207,7 +202,6 @@ def weight_fragments(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, place:
 
 
 # --- MMA warp of the leader CTA: rows of ``x`` and the resident weight -> accumulators -------------------------------
-
 
 class RowsOperand(Protocol):
     """The N operand as it lies in shared memory."""
@@ -282,7 +276,6 @@ class Mma:
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 class WeightArguments(Protocol):
     """The weight in every kernel's arguments: ``[N, K]`` in memory, or its load into shared memory."""
@@ -383,7 +376,6 @@ class TransposedKernel:
 
 # --- a warp's staging buffer: its 32 or 16 features x the rows of a tile, transposed on their way to TMA -------------
 
-
 _MATRIX_FEATURES = 8
 """Features of a matrix of stmatrix, 16 bytes of a row."""
 
@@ -462,7 +454,6 @@ def transposed_staging(
 
 
 # --- epilogue warps: the loop that drains accumulators of 32 features each, MMA tile by MMA tile ---------------------
-
 
 MATRICES = LANES // 8
 """Blocks of 8 features in the lanes of a warp: a thread has one feature of each, ``lane / 4 + 8 i``."""

@@ -35,7 +35,6 @@ from cute_kernels.plan.shared_operands import WARPGROUP_ROWS
 
 # --- TMA producer warp: patches out of images, and the weight -> operand stages --------------------------------------
 
-
 @dataclass(frozen=True)
 class GatherLoad:
     """Fills operand stages for every tile of this cluster.
@@ -80,7 +79,6 @@ class GatherLoad:
 
 
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias + position, rounding, store buffers, TMA -------
-
 
 @dataclass(frozen=True)
 class GatherMma(GemmMma):
@@ -178,7 +176,6 @@ class GatherMma(GemmMma):
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-
 _SWIZZLES = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,
     64: warpgroup.SmemLayoutAtomKind.K_SW64,
@@ -243,7 +240,6 @@ class Sm90GatherKernel(ImagesHost):
         )
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     def _images_layout(self, batch: Int32, height: Int32, width: Int32) -> cute.Layout:
         """Contiguous ``[B, C, H, W]`` seen as ``[pixels of a piece, pieces, grid rows, B, rows of pixels]``.
 
@@ -308,7 +304,6 @@ class Sm90GatherKernel(ImagesHost):
         return tma.swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
 
     # ---- device ----------------------------------------------------------------------------------------------------
-
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan, config = self.plan, self.plan.config

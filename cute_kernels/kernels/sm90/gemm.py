@@ -30,7 +30,6 @@ from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
 
 # --- WGMMA on TF32 operands, which CuTe DSL 4.8 has no operation for -------------------------------------------------
 
-
 TF32_K = 8
 """Elements of K of one instruction: 32 bytes, as of every element type."""
 
@@ -52,7 +51,6 @@ class MmaTf32Op(warpgroup.MmaF16BF16Op):
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 class Sm90GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""

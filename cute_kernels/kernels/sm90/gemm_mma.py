@@ -27,7 +27,6 @@ from cute_kernels.plan.shared_operands import WARP_ROWS, WgmmaPair
 
 # --- adding up the slices of a tile that the CTAs of a cluster share along K, through distributed shared memory ------
 
-
 def sums_type(plan: WgmmaPair) -> type:
     """Element type of the accumulators."""
     return Int32 if plan.sums_integers else Float32
@@ -143,7 +142,6 @@ class PartialSums:
 
 # --- the residual of a warp's rows, by TMA into the store buffers that its results will take --------------------------
 
-
 @dataclass(frozen=True)
 class Residual:
     """The store buffers of a warp before they are filled: TMA loads what is added, element by element.
@@ -174,7 +172,6 @@ class Residual:
 
 
 # --- numbers of a tile's columns in shared memory --------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Numbers:
@@ -245,7 +242,6 @@ class KeptNumbers:
 
 
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias, rounding, store buffers, TMA ------------------
-
 
 LINE_BYTES = 128
 """Bytes of a cache line."""
@@ -547,7 +543,6 @@ class GemmMma:
         return None
 
     # ---- numbers of a tile's columns, by shared memory -------------------------------------------------------------
-
     @cute.jit
     def _fetch_numbers(self, tile: Int32) -> list[list[Float32]]:
         """Loads this thread's numbers of a tile, which come while the tensor cores work."""
@@ -670,7 +665,6 @@ class GemmMma:
 
 
 # --- the same of out^T = b * a^T -------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class TransposedMma(GemmMma):

@@ -30,7 +30,6 @@ from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 
 # --- epilogue of a consumer warpgroup: accumulators -> scale, bias + position, BF16 -> staging -> TMA store ----------
 
-
 ROWS_PER_THREAD = ROWS_PER_STORE // 4
 """Rows of one stmatrix of which a thread has values."""
 
@@ -210,7 +209,6 @@ class Sm90PatchEmbedEpilogue:
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class DeviceArguments:

@@ -46,7 +46,6 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- epilogue of a consumer warpgroup: integer sums -> FP32, scale, bias + position, BF16 -> staging -> TMA ----------
 
-
 @dataclass(frozen=True)
 class Sm90ImagesEpilogue:
     """Drains one warpgroup's sums of 64 features x the patches of a tile: ``int8`` of the reference.
@@ -126,7 +125,6 @@ class Sm90ImagesEpilogue:
 
 
 # --- warps between TMA and the operand: rows of patches of 14 bytes, side by side in a strip, become rows of 16 ------
-
 
 THREADS = REPACK_WARPS * 32
 
@@ -239,7 +237,6 @@ class Repack:
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class DeviceArguments:

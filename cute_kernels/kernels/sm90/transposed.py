@@ -177,7 +177,6 @@ class Mma:
 
 # --- the weight as a warpgroup keeps it: fragments of the A operand in registers -------------------------------------
 
-
 FRAGMENT_WORDS = 4
 """Registers per thread of a 64 x 32 byte A operand."""
 
@@ -227,7 +226,6 @@ def _signed_fragments(shape: cute.Shape, *, loc=None) -> cute.Tensor:
 
 
 # --- a warpgroup's staging buffer: accumulators of 64 features x columns, transposed on their way to a TMA store -----
-
 
 ROWS_PER_STORE = 16
 """Rows of the output (WGMMA columns) that one stmatrix.x4 of a warp covers, with the warp's 16 features."""
@@ -294,7 +292,6 @@ class WarpgroupStaging(StagingBuffer):
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 class Arguments(Protocol):
     """Arguments of every kernel: the instruction, and TMA copies, weight, table and sizes in tiles."""

@@ -144,7 +144,6 @@ class Source(Identity):
 
 # --- what was made of them -------------------------------------------------------------------------------------------
 
-
 @dataclass
 class _Entry:
     sources: list[Source | None]
