@@ -138,11 +138,7 @@ def scales_of(
 class Sigmoid:
     """``sat(1/2 + u B(sat(u u)))`` with ``u = q A(sat(q q))`` and ``q = scale * x``; sat is into [0, 1], NaN to 0.
 
-    Without coefficients of ``A`` u is q.
-
-    Attributes:
-        scale: of the argument.
-        inner, outer: coefficients of ``A`` and ``B``, ascending.
+    Coefficients ascend: ``inner`` of ``A``, without which u is q, ``outer`` of ``B``.
     """
 
     scale: float

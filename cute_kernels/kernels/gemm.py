@@ -131,11 +131,7 @@ class DeviceArguments:
 
 
 class GemmHost(Host):
-    """A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`.
-
-    Attributes:
-        dtype, b_dtype: what the tensor core multiplies.
-    """
+    """A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`."""
 
     def __init__(self, plan: GemmPlan) -> None:
         super().__init__(plan)

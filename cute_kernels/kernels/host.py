@@ -44,9 +44,6 @@ class Host:
     """Host entry for one plan. Sizes are launch arguments: one compiled kernel serves all of them.
 
     A subclass has ``__call__(operands, stream)`` and the device code, ``kernel``.
-
-    Attributes:
-        plan, graph: what the kernel does, its roles and barriers.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -94,17 +91,10 @@ class ImagesHost(Host):
 
 @dataclass(frozen=True)
 class RowsOperands:
-    """Operands of a launch over rows.
+    """Operands of a launch over rows, and sizes.
 
-    Attributes:
-        x, out: ``[images, K or N, positions]``; where tiles are not made of positions, rows count as images of one.
-        weight: ``[N, K]``.
-        table: bias + position table, in a layout of the kernel's own, or None.
-        table_index: ``[rows]`` position of each row, or None.
-        table_rows: positions that the table has.
-        scales: of rows, features and the whole call.
-        rows, n, k: sizes.
-        images, positions: extents of ``x`` and ``out``.
+    ``x`` and ``out`` are ``[images, K or N, positions]``; where tiles are not made of positions, rows count as images of
+    one. ``weight`` is ``[N, K]``, ``table`` in a layout of the kernel's own, ``table_index`` the position of a row.
     """
 
     x: cute.Tensor

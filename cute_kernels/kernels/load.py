@@ -126,14 +126,7 @@ class Load:
 
 @dataclass(frozen=True)
 class WeightLoad:
-    """Fetches what of a weight stays in shared memory, once.
-
-    Attributes:
-        blocks: operand and K block of each buffer, in their order.
-        pipe: of the weight.
-        n_tile: which features of it.
-        announces: whether this CTA announces the bytes; those of a pair complete on the leader's barrier.
-    """
+    """Fetches what of a weight stays in shared memory, once: operand and K block of each buffer, ``blocks``."""
 
     blocks: tuple[tuple[Operand, int], ...]
     pipe: Pipe
@@ -162,10 +155,8 @@ class RowsLoad:
     SM100 CTAs each loads rows of its own, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        x: TMA view ``[box, row block, k_block, position block]`` and buffers ``[box, block]``, ``stage_blocks``
-            consecutive blocks of 128 bytes of K in a stage.
-        weight: a streamed weight, whose boxes are of the features of this CTA; None if it is resident.
-        n_tile: which features of a streamed weight.
+        x: view ``[box, row block, k_block, position block]``; ``stage_blocks`` consecutive K blocks are a stage.
+        weight, n_tile: a streamed weight, and which features of it this CTA multiplies; None if it is resident.
         announces: whether this CTA announces the bytes of a stage.
     """
 

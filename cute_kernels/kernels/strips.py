@@ -121,10 +121,9 @@ def table_view(
 
 @dataclass(frozen=True)
 class StripsArguments:
-    """Arguments of a kernel: TMA copies, weight, table, scales and sizes in tiles.
+    """Arguments of a kernel: a load for each part of the rows, weight, table, scales and sizes in tiles.
 
-    ``images`` has a load for each part of the rows. ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it
-    into shared memory.
+    ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it into shared memory.
     """
 
     images: tuple[Tma, ...]
@@ -220,10 +219,8 @@ class StripLoad:
     pair of SM100 CTAs each loads strips of its own images, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        parts: of the rows, one unless they are split.
         weight, n_tile: a weight that comes with the pixels, and which features of it this CTA computes; None if it is
             resident.
-        row_tiles: tiles along a grid row.
         image_step, first_images: the images of tile t are box ``t * image_step + first_images``.
         announces: whether this CTA announces the bytes of a stage.
         multicast: CTAs of the cluster that receive what this CTA loads, as a bit mask; None without multicast.

@@ -114,12 +114,7 @@ def staging_layout(rows: int, columns: int, row_bytes: int = 128, buffers: int |
 
 @dataclass(frozen=True)
 class StagingBuffer:
-    """A buffer in shared memory, and the TMA store of its content.
-
-    Attributes:
-        buffer: where it begins: a multiple of the period of its swizzle.
-        atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
-    """
+    """A buffer in shared memory, and the TMA store of its content to a box, of which TMA clips what is beyond."""
 
     buffer: cute.Pointer
     atom: cute.CopyAtom
@@ -149,13 +144,11 @@ def staging_buffer(
 
 @dataclass(frozen=True)
 class WarpStaging:
-    """The store buffers of one warp, each ``rows`` rows of ``row_bytes``. Nothing is shared between warps.
+    """A ring of store buffers of one warp, each ``rows`` rows of ``row_bytes``. Nothing is shared between warps.
 
     Attributes:
         base: first buffer; a multiple of 1024 bytes, the longest period of a swizzle.
-        rows, row_bytes: rows of a buffer, and the bytes of each.
-        buffers: buffers of the ring, used in turn.
-        atom, source, target: TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and batch if
+        source, target: of the TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and batch if
             the output has batches; TMA clips rows and columns beyond the output.
     """
 
@@ -255,12 +248,7 @@ class WarpStaging:
 
 @dataclass(frozen=True)
 class GroupStaging(WarpStaging):
-    """The store buffers of several warps, which fill one together; the first of them stores.
-
-    Attributes:
-        first: whether this warp is the first.
-        barrier, threads: named barrier of the warps, and their threads.
-    """
+    """The store buffers of several warps with a named barrier, which fill one together; the first of them stores."""
 
     first: Boolean
     barrier: Int32

@@ -69,15 +69,7 @@ def cta_group(plan: Sm100Plan) -> tcgen05.CtaGroup:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a thread of a kernel is, and what its CTA has.
-
-    Attributes:
-        warp: of the CTA.
-        place: of the CTA in its cluster.
-        regions: of shared memory, as the plan lists them.
-        pipes: by edge name.
-        tmem_address: where the address of the CTA's tensor memory is.
-    """
+    """Where a thread of a kernel is, and its CTA's regions of shared memory, pipes, and address of tensor memory."""
 
     warp: Int32
     place: ClusterPlace

@@ -40,12 +40,7 @@ from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES, Sm100PatchE
 
 @dataclass(frozen=True)
 class WarpRows:
-    """The 32 rows of a warp in one tile, at one position.
-
-    Attributes:
-        block: block of 32 images, in flat order of 32 rows.
-        position: of all of them, 0 in flat order; possibly beyond the last one.
-    """
+    """The 32 rows of a warp in a tile: a block of images at a position, possibly beyond the last, or rows."""
 
     block: Int32
     position: Int32
@@ -55,10 +50,7 @@ class WarpRows:
 class TileRows:
     """Rows of a tile: images run fastest, positions next; flat order has one position, whose images are the rows.
 
-    Attributes:
-        rank: which CTA of the pair.
-        images, positions: of the problem.
-        position_tiles: tiles along the positions, which run faster than those of images.
+    ``position_tiles`` are tiles along the positions, which run faster than those of images.
     """
 
     plan: Sm100PatchEmbedPlan
@@ -112,11 +104,7 @@ class TileRows:
 
 @dataclass(frozen=True)
 class RowsOperand(Operand):
-    """``x`` as this CTA loads it: TMA view ``[box, image block, k_block, position block]``.
-
-    Attributes:
-        rows: of the tiles.
-    """
+    """``x`` as this CTA loads it: TMA view ``[box, image block, k_block, position block]``."""
 
     rows: TileRows | None = None
 
@@ -150,13 +138,7 @@ def table_view(
 
 @dataclass(frozen=True)
 class TableReader:
-    """Reads the bias + position table, 16 bytes at a time.
-
-    Attributes:
-        table: view of `table_view`, or None.
-        rows: of the tiles.
-        table_rows: which row of the table a row of the output gets, in flat order.
-    """
+    """Reads the bias + position table, a view of `table_view` or None, 16 bytes at a time."""
 
     plan: Sm100PatchEmbedPlan
     table: cute.Tensor | None
@@ -206,11 +188,7 @@ class TableReader:
 
 @dataclass(frozen=True)
 class ScaleReader:
-    """The multipliers of a thread's row, and of its columns.
-
-    Attributes:
-        scales: dequantisation multipliers.
-    """
+    """The multipliers of a thread's row, and of its columns."""
 
     scales: Scales
 
@@ -254,14 +232,7 @@ BYTES = 2
 
 @dataclass(frozen=True)
 class Output:
-    """Where all warps of a CTA store.
-
-    Attributes:
-        staging: this CTA's staging area.
-        out: TMA store of a region, and its view ``[images, N, positions]``; where threads store that of the memory.
-        rows: of the tiles.
-        stamps: of the warp.
-    """
+    """Where all warps of a CTA store: by TMA, or by threads to the memory itself, ``[images, N, positions]``."""
 
     plan: Sm100PatchEmbedPlan
     staging: cute.Pointer
@@ -290,13 +261,7 @@ class Output:
 
 @dataclass(frozen=True)
 class TmaStores:
-    """Swizzled regions of 64 columns, whose TMA stores are issued in groups.
-
-    Attributes:
-        ring: the warp's buffers.
-        row_chunks: where this thread's row of the first buffer keeps its chunks.
-        columns: of the warp.
-    """
+    """Swizzled regions of 64 columns, whose TMA stores are issued in groups; a thread has a row of the first buffer."""
 
     plan: Sm100PatchEmbedPlan
     ring: tma.WarpStaging
@@ -333,11 +298,7 @@ class TmaStores:
 class CoalescedStores:
     """Padded rows of staging: each thread writes its own row, then the warp reads row by row and stores it.
 
-    Attributes:
-        base: the warp's staging.
-        pitch: bytes from row to row.
-        columns: of the warp, ``columns / 32`` of which a lane reads of every row.
-        out: ``[images, N, positions]`` over the output.
+    Of every row, ``pitch`` bytes apart, a lane reads ``columns / 32``.
     """
 
     plan: Sm100PatchEmbedPlan
@@ -386,11 +347,7 @@ class CoalescedStores:
 
 @dataclass(frozen=True)
 class DirectStores:
-    """Every thread stores its own row, 32 bytes at a time.
-
-    Attributes:
-        out: ``[images, N, positions]`` over the output, N a multiple of 16.
-    """
+    """Every thread stores its own row of ``[images, N, positions]``, 32 bytes at a time; N is a multiple of 16."""
 
     plan: Sm100PatchEmbedPlan
     out: cute.Tensor
@@ -431,14 +388,7 @@ def _element(
 
 @dataclass(frozen=True)
 class Sm100PatchEmbedEpilogue:
-    """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
-
-    Attributes:
-        accumulators: tensor-memory view ``[.., accumulator]`` of this CTA's 128 rows.
-        output: where the warps store.
-        table, scales: what they read.
-        rows: of the tiles.
-    """
+    """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps."""
 
     plan: Sm100PatchEmbedPlan
     accumulators: cute.Tensor

@@ -215,13 +215,7 @@ class Mma:
     """Issues the MMAs of every tile of this cluster, MMA tile by MMA tile.
 
     All of a tile read the same stages: the first waits for them, the last frees them. While one is multiplied, the
-    epilogue drains the one before.
-
-    Attributes:
-        rows: operand stages in shared memory.
-        weight: where it begins, in shared or in tensor memory.
-        accumulators: of each MMA tile, tensor-memory view ``[.., accumulator]``.
-        weight_ready: pipe of the weight, filled once.
+    epilogue drains the one before. ``weight`` is where it begins, in shared or in tensor memory.
     """
 
     plan: Sm100TransposedPlan
@@ -391,15 +385,10 @@ def transposed_layout(box: tuple[int, ...], strides: tuple[int, ...], features: 
 
 @dataclass(frozen=True)
 class TransposedStaging(StagingBuffer):
-    """The buffer of a warp, of rows of features, which begins on 512 bytes, the period of SWIZZLE_64B.
+    """The buffer of a warp, of rows of 32 or 16 features, which begins on 512 bytes, the period of SWIZZLE_64B.
 
     A thread holds features ``lane / 4 + 8 i``, and of every 8 rows two neighbouring ones (PTX ISA, tcgen05.ld
     .16x256b). stmatrix with ``.trans`` turns that into rows of features.
-
-    Attributes:
-        lane: of the warp.
-        dtype: of the output, 16 bits.
-        features: of a row: 32 or 16.
     """
 
     lane: Int32
@@ -499,11 +488,7 @@ class TransposedEpilogue:
     ) -> cute.Tensor:
         """Rounded values of a warp's features x 8 rows, matrix by matrix of stmatrix: ``[2 rows, 4 features]``.
 
-        Args:
-            sums: ``[2 rows, +8 features, +16 features]``.
-            registers, held: as filled and returned by `fetch`.
-            row: of the tile, the first of the 8.
-            row_block, position: what the tile order gives.
+        Of ``sums`` ``[2 rows, +8 features, +16 features]``, from a row of the tile on, with what `fetch` filled.
         """
 
     @abstractmethod

@@ -77,12 +77,9 @@ class RowsLoad:
     """Copies ``tile_rows`` rows of a matrix ``[rows, K]``, this thread one piece of every `Sm80Plan.pass_rows`.
 
     Attributes:
-        source: address of this thread's piece in its first row and the first block of K.
-        target: where it goes in a stage.
+        source, target: address of this thread's first piece, and where it goes in a stage.
+        rows, bytes_left: that the matrix and a row have from there on; beyond them there are zeros.
         pitch: bytes from row to row.
-        rows: that the matrix has from this thread's first one on.
-        bytes_left: of a row from this thread's first piece on; beyond them there are zeros.
-        tile_rows: of the operand.
         key: of a row, as `key_of_row`.
     """
 

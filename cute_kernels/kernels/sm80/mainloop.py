@@ -30,12 +30,7 @@ from cute_kernels.plan.sm80 import STEP_BYTES, Sm80Plan
 
 @dataclass(frozen=True)
 class Warp:
-    """Where a warp and its lanes are in a tile.
-
-    Attributes:
-        lane: of the warp.
-        row, column: of the warp's part in the tile.
-    """
+    """Where a warp and its lanes are in a tile: first row and column of the warp."""
 
     plan: Sm80Plan
     lane: Int32
@@ -119,12 +114,7 @@ class Tiles(Protocol):
 
 @dataclass(frozen=True)
 class MainLoop:
-    """Multiplies tiles one after the other, and copies the first blocks of the next one under the end of each.
-
-    Attributes:
-        tiles: see there.
-        k_blocks: stages that a tile takes.
-    """
+    """Multiplies tiles one after the other, and copies the first blocks of the next one under the end of each."""
 
     plan: Sm80Plan
     tiles: Tiles

@@ -147,13 +147,8 @@ class Residual:
     """The store buffers of a warp before they are filled: TMA loads what is added, element by element.
 
     The warp that stores asks for it itself. A buffer is asked for when the store that used it has been read, and an
-    element is read by the lane that writes the result in its place, or by its warp at once.
-
-    Attributes:
-        full: barrier of the warp's first buffer.
-        nbytes: of a buffer.
-        atom, source, target: TMA load of ``[box, row block, column block, batch]`` to buffer ``[box, buffer]``.
-        dtype: element type.
+    element is read by the lane that writes the result in its place, or by its warp at once. ``full`` is the barrier of
+    the first buffer; blocks ``[box, row block, column block, batch]`` are loaded to ``[box, buffer]``.
     """
 
     full: cute.Pointer
@@ -183,17 +178,13 @@ class Numbers:
 
 @dataclass(frozen=True)
 class KeptNumbers:
-    """FP32 numbers of the columns of a tile's WGMMAs: every warp needs all of them.
+    """FP32 numbers of the columns of a tile's WGMMAs, kind after kind: every warp needs all of them.
 
     Loads from global memory stood before every store buffer, and their addresses took as long as the products.
 
     Attributes:
-        base: where they are: those of a kind follow each other.
-        kinds: "scale" and "bias", in this order.
-        count: columns of a tile.
-        thread: index of this thread among those that share the numbers.
-        threads: how many they are.
-        barrier: named barrier of theirs.
+        kinds: "scale" and "bias", in this order, each of ``count`` columns.
+        thread, threads, barrier: index of this thread among those that share the numbers, how many, and their barrier.
     """
 
     base: cute.Pointer

@@ -144,11 +144,6 @@ class Repack:
     A strip lands as ``[row][patch][14 bytes]``, the patches of all images side by side, and the operand wants ``[row]
     [patch][16 bytes]``: row i of either, counted through, begins at 14 i and at 16 i. What a thread copies does not
     depend on where rows of the images end. The last two rows of a patch in the operand, zeros, are not there.
-
-    Attributes:
-        raw, stages: buffers of both.
-        strips, operands: pipes of both.
-        thread: index among the threads of the role.
     """
 
     plan: Sm90ImagesPlan

@@ -236,12 +236,8 @@ class WarpgroupStaging(StagingBuffer):
     """The buffer of a warpgroup, of rows of 64 BF16 features; it begins on 1024 bytes, the period of SWIZZLE_128B.
 
     A thread holds features ``lane / 4`` and ``lane / 4 + 8`` of its warp's 16, and of every 8 columns two neighbouring
-    ones (PTX ISA, wgmma accumulator layout). stmatrix with ``.trans`` turns that into rows of features.
-
-    Attributes:
-        thread: index in the warpgroup.
-        staged: named barrier of this warpgroup.
-        stamps: of the warp.
+    ones (PTX ISA, wgmma accumulator layout). stmatrix with ``.trans`` turns that into rows of features. ``staged`` is
+    the warpgroup's named barrier.
     """
 
     thread: Int32
@@ -302,15 +298,7 @@ class Arguments(Protocol):
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a thread of a kernel is, and what its CTA has.
-
-    Attributes:
-        rank: of the CTA in its cluster.
-        n_tile: which features the CTA has.
-        memory: regions of shared memory behind the barriers, as the plan lists them.
-        pipes: by edge name.
-        order: tiles of the cluster.
-    """
+    """Where a thread of a kernel is, and what its CTA has: features, regions behind the barriers, pipes, tiles."""
 
     rank: Int32
     n_tile: Int32
