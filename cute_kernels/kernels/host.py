@@ -93,8 +93,8 @@ class ImagesHost(Host):
 class RowsOperands:
     """Operands of a launch over rows, and sizes.
 
-    ``x`` and ``out`` are ``[images, K or N, positions]``; where tiles are not made of positions, rows count as images of
-    one. ``weight`` is ``[N, K]``, ``table`` in a layout of the kernel's own, ``table_index`` the position of a row.
+    ``x`` and ``out`` are ``[images, K or N, positions]``; where tiles are not made of positions, rows count as images
+    of one. ``weight`` is ``[N, K]``, ``table`` in a layout of the kernel's own, ``table_index`` positions of rows.
     """
 
     x: cute.Tensor
