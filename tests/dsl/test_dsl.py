@@ -66,7 +66,7 @@ def test_it_brings_neither_cute_dsl_nor_the_rest_of_the_package() -> None:
 import sys
 import cute_kernels
 before = set(sys.modules)
-from cute_kernels.dsl import compiling, host_code, kernel_cache, linking, programs
+from cute_kernels.dsl import compiling, host_code, linking, programs
 own = {name for name in set(sys.modules) - before if name.startswith("cute_kernels")}
 others = {name for name in own if not f"{name}.".startswith("cute_kernels.dsl.")}
 assert "cute_kernels.dsl" in own
