@@ -158,9 +158,7 @@ class PatchifyKernel:
 
     @cute.jit
     def _unit(self, storage: cute.Pointer, place: Int32, first: Int32, target: cute.Tensor) -> None:
-        """``unit`` elements at a place in a patch whose pixels begin at ``first``; zeros where there is no place.
-
-        What is not there is loaded from the first place: a branch would cost more.
+        """``unit`` elements at a place in a patch; zeros of no place, loaded from the first: a branch would cost more.
         """
         unit, there = self.plan.unit, place >= 0
         source = storage + cute.assume(max(place, 0) + first, divby=unit)

@@ -349,9 +349,7 @@ class Operation(ABC, Generic[A]):
         return first.new_empty(self.output_shape(a), dtype=self.output_dtype(a))
 
     def _autograd(self, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
-        """Refuses tangents at once; notes what `gradients` needs where somebody may go backward.
-
-        Without a kernel for autograd the dispatcher would leave derivatives out, as if they were zero.
+        """Refuses tangents, which the dispatcher would take for zero; notes what `gradients` needs where it is wanted.
         """
         tensors = [value for value in flat if isinstance(value, torch.Tensor)]
         if _carries_tangents() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):

@@ -266,9 +266,7 @@ def _candidates(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig) -> Iterat
 
 
 def _shape(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig, row_patches: int, tile_m: int) -> dict[str, int]:
-    """Extents of a tile of ``tile_m`` patches that cover the images with the fewest tiles.
-
-    Of those, the one with the longest pieces of grid rows, whose pixels are neighbours in memory.
+    """Extents of a tile of ``tile_m`` patches: the fewest tiles cover the images, of these the longest pieces of rows.
     """
     shapes = []
     for patches in (c.tile_patches,) if c.tile_patches else _powers(row_patches, tile_m):

@@ -370,10 +370,7 @@ def _stage_blocks(plan: Sm90ImagesPlan, given: int | None) -> tuple[int, ...]:
 
 
 def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, few: bool) -> tuple[int, ...]:
-    """Any; of repacked rows such that a strip is whole 16 bytes.
-
-    With few images the grid row in four numbers of equal pieces, and 16, of which one image fills a tile.
-    """
+    """Any; of repacked rows whole 16 bytes; with few images pieces of a grid row, and 16, of which one fills a tile."""
     if config.tile_patches:
         return (config.tile_patches,)
     width = problem.grid_width

@@ -139,10 +139,7 @@ def _load_words(words: cute.Tensor, chunk: Int32, registers: cute.Tensor) -> Non
 
 @dsl_user_op
 def _signed_tensor(pointer: cute.Pointer, layout: cute.Layout, *, loc=None) -> cute.Tensor:
-    """Tensor-memory view of si8, as an integer MMA wants it. Elements of ``Int8`` are i8, which it refuses.
-
-    CuTe DSL 4.8.1 has no public way to them.
-    """
+    """Tensor-memory view of si8, as integer MMAs want it: ``Int8`` is i8, and CuTe DSL 4.8.1 has no public way."""
     kind = cute_ir.PtrType.get(mlir_types.si8(), cute_ir.AddressSpace.tmem, 16)
     return cute.make_tensor(cute_ir.recast_iter(kind, pointer.value, loc=loc), layout, loc=loc)
 

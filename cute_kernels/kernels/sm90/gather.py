@@ -274,9 +274,7 @@ class Sm90GatherKernel(ImagesHost):
         return self._swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
 
     def _operand_layout(self) -> cute.ComposedLayout:
-        """Layout of the bytes as an operand: ``[patches, 64 pixels of K, stages]``.
-
-        Patches run through 64 pieces, then through the places in a piece, then through blocks of 64 pieces.
+        """``[patches, 64 pixels of K, stages]``; patches run through 64 pieces, places in a piece, blocks of 64 pieces.
         """
         plan = self.plan
         piece, patch, rows = plan.box[0], plan.problem.patch, plan.box_rows

@@ -215,10 +215,7 @@ def resident_weight(
 
 @dsl_user_op
 def _signed_fragments(shape: cute.Shape, *, loc=None) -> cute.Tensor:
-    """Registers of si8, as an integer MMA wants them. Those of ``make_rmem_tensor(.., Int8)`` are i8, which it refuses.
-
-    CuTe DSL 4.8.1 has no public way to them.
-    """
+    """Registers of si8, as integer MMAs want them: those of ``Int8`` are i8, and CuTe DSL 4.8.1 has no public way."""
     layout = cute.make_layout(shape, loc=loc)
     pointer = cute_ir.PtrType.get(mlir_types.si8(), cute_ir.AddressSpace.rmem, _REGISTER_BYTES)
     memory = cute_ir.memref_alloca(cute_ir.MemRefType.get(pointer, layout.type), layout=layout, loc=loc)

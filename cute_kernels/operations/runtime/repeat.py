@@ -251,15 +251,8 @@ class RepeatedCalls:
         return tuple(key)
 
     def _remember(
-        self,
-        given: Mapping[int, Repeatable],
-        values: tuple,
-        plan: Plan,
-        operands: Operands,
-        out: torch.Tensor,
-        *,
-        stream: int,
-        forget: Callable[[Any], None],
+        self, given: Mapping[int, Repeatable], values: tuple, plan: Plan, operands: Operands, out: torch.Tensor, *,
+        stream: int, forget: Callable[[Any], None]
     ) -> RepeatedCall:
         """``given``: arguments that are tensors, by their places among ``values``."""
         as_is = {i: a.operand for i, a in given.items() if _is_operand(a, values[i])}
