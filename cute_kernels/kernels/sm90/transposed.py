@@ -348,7 +348,7 @@ class TransposedKernel:
         raise NotImplementedError
 
     def epilogue(self, operands: Any, staging: WarpgroupStaging, feature_block: Int32) -> TileEpilogue:
-        """What becomes of a warpgroup's accumulators of 64 features."""
+        """The epilogue of a warpgroup's 64 features, with its buffer."""
         raise NotImplementedError
 
     def tile_stages(self, args: Any) -> Int32:
