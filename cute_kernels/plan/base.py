@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NoReturn
 
 from cute_kernels.common.chips import CHIPS
@@ -168,8 +169,8 @@ class Plan(ABC):
     cluster = fact(lambda self: (self.ctas, 1, 1))
     grid = fact(lambda self: (self.clusters * math.prod(self.cluster), 1, 1))
     threads = number(lambda self: len(self.roles) * LANES)
-    in_bytes = number(lambda self: ITEMSIZE[self.problem.in_dtype])
-    out_bytes = number(lambda self: ITEMSIZE[self.problem.out_dtype])
+    in_bytes = cached_property(lambda self: ITEMSIZE[self.problem.in_dtype])
+    out_bytes = cached_property(lambda self: ITEMSIZE[self.problem.out_dtype])
     sums_integers = flag(lambda self: self.problem.in_dtype in LARGEST_PRODUCT)
     """Accumulators are 32-bit integers and exact; otherwise FP32."""
     tile_k = number(lambda self: self.k_block_bytes // self.in_bytes)
