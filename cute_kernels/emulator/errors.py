@@ -77,10 +77,7 @@ class EmulatorError(RuntimeError):
         return self
 
     def attach(
-        self,
-        ptx: str | None,
-        launch: CapturedLaunch | None = None,
-        number: int | None = None,
+        self, ptx: str | None, launch: CapturedLaunch | None = None, number: int | None = None,
         kernel: str | None = None,
     ) -> None:
         """Fills in whatever is not known yet of the kernel's text, name and launch."""

@@ -260,10 +260,8 @@ class UnitCounters:
         executions = counters.by_instruction()
         by_instruction = [
             InstructionCounts(
-                instructions[index].line if index >= 0 else 0,
-                instructions[index].opcode if index >= 0 else "",
-                executions.get(index, {}),
-                _plain(places[index]) if index in places else {},
+                instructions[index].line if index >= 0 else 0, instructions[index].opcode if index >= 0 else "",
+                executions.get(index, {}), _plain(places[index]) if index in places else {},
             )
             for index in sorted({*executions, *places})
         ]

@@ -52,13 +52,7 @@ class RaceChecks:
         strict: see `Options.strict`.
     """
 
-    def __init__(
-        self,
-        sizes: list[int],
-        launch: LaunchShadow,
-        warps: int = 1,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, sizes: list[int], launch: LaunchShadow, warps: int = 1, strict: bool = False) -> None:
         self.strict = strict
         self.launch, self.epochs = launch, launch.epochs
         self.ranks = len(sizes)
@@ -226,9 +220,7 @@ class RaceChecks:
             "ld.global.nc may return what was there before, whatever orders the two, since it is for memory that is "
             "not written while the kernel runs"
         ).know(
-            "non-coherent-load",
-            side=Side("reads", (), agent.label),
-            other=other,
+            "non-coherent-load", side=Side("reads", (), agent.label), other=other,
             memory=self._memory(part, number, -1),
         )
         self.report(error)
@@ -243,10 +235,8 @@ class RaceChecks:
             f"which the {other.what} {earlier} through the generic proxy{place(other.instructions)}, with "
             "no fence.proxy.async since"
         ).know(
-            "proxy-fence" if verb == "reads" else "proxy-reuse",
-            side=fault.side(None),
-            other=fault.earlier(before, late, number, other),
-            memory=self._memory(part, number, rank),
+            "proxy-fence" if verb == "reads" else "proxy-reuse", side=fault.side(None),
+            other=fault.earlier(before, late, number, other), memory=self._memory(part, number, rank),
         )
         self.report(error)
 

@@ -38,9 +38,7 @@ class Access:
     unit: int = 1
 
 
-def suspects(
-    epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int
-) -> list[Instruction]:
+def suspects(epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int) -> list[Instruction]:
     """The instructions that may have made an access, in text order; none if that is not known.
 
     Args:

@@ -96,9 +96,7 @@ class ExitChecks:
         join(known, clocks)
         self._known[agent.rank] = known
 
-    def check(
-        self, report: Callable[[EmulatorError], None], instruction: Callable[[int], Instruction | None]
-    ) -> None:
+    def check(self, report: Callable[[EmulatorError], None], instruction: Callable[[int], Instruction | None]) -> None:
         """At the end of the cluster.
 
         Args:

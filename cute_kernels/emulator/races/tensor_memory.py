@@ -80,9 +80,7 @@ class TensorRaces:
         """An MMA reads or writes a place. Those of one thread are pipelined: they take effect in order."""
         self._access(rank, place, operation, write, operation.column)
 
-    def _access(
-        self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
-    ) -> None:
+    def _access(self, rank: int, place: Place, operation: Operation, write: bool, exempt: int) -> None:
         self.tracker.looking = operation
         self.tracker.unit.tensor(self.planes[rank], place, operation, write, exempt, Row.TENSOR)
 

@@ -4,7 +4,7 @@
 them, unchanged under every schedule and with mutants. ``compare`` runs the same again, and exits with 1 if anything
 differs: a verdict, an error, its PTX line, a word of a report, a byte of a result, a count.
 
-For each target ``data/`` has the launch (``NAME.ptx.xz``, shape, parameters, and buffers that are filled from a seed by
+For each target ``data.tar.xz`` has the launch (``NAME.ptx``, shape, parameters, and buffers that are filled from a seed by
 integer arithmetic, so that CuTe DSL, plans and kernels may change) and one line of ``NAME.jsonl`` for each run: the
 unchanged kernel under every schedule, with counters, without detectors and without ``Options.strict``, and mutants of
 it. A line says what was executed (a digest of the written bytes, instructions by role, bytes, MMAs, the work of every

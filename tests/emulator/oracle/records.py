@@ -1,6 +1,6 @@
 """The file of a target: its launch, and what the launch did unchanged and with each mutant of its PTX.
 
-A file has one JSON object per line: first the launch, then `Entry` objects. The PTX lies beside it, compressed.
+A file has one JSON object per line: first the launch, then `Entry` objects. The PTX lies beside it in the archive.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import lzma
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.checking.mutation.judge import LIMIT_CONSTANT, LIMIT_FACTOR
 from cute_kernels.emulator.checking.mutation.mutants import mutants
 from tests.emulator.checking.mutation.targets import SCHEDULES, TARGETS
-from tests.emulator.oracle.launches import DATA, FrozenLaunch, freeze
+from tests.emulator.oracle.launches import ARCHIVE, FrozenLaunch, freeze, keep, members
 from tests.emulator.oracle.outcomes import Outcome
 
 #: Under which each mutant is run, and how many of the mutants (one of ...).
@@ -43,20 +42,19 @@ class Record:
     outcomes: dict[Run, dict[str, Any]]
 
     def write(self) -> None:
-        DATA.mkdir(exist_ok=True)
         lines = [json.dumps({"launch": dataclasses.asdict(self.launch)})]
         lines += [json.dumps(vars(run) | outcome) for run, outcome in self.outcomes.items()]
-        (DATA / f"{self.launch.name}.jsonl").write_text("\n".join(lines) + "\n")
+        keep(ARCHIVE, f"{self.launch.name}.jsonl", ("\n".join(lines) + "\n").encode())
 
 
 def names() -> list[str]:
     """Targets that there are records of."""
-    return sorted(path.stem for path in DATA.glob("*.jsonl"))
+    return sorted(name.removesuffix(".jsonl") for name in members(ARCHIVE) if name.endswith(".jsonl"))
 
 
 @functools.lru_cache(maxsize=4)
 def read(name: str) -> Record:
-    head, *lines = map(json.loads, (DATA / f"{name}.jsonl").read_text().splitlines())
+    head, *lines = map(json.loads, members(ARCHIVE)[f"{name}.jsonl"].decode().splitlines())
     outcomes = {Run(line.pop("mutant"), line.pop("schedule")): line for line in lines}
     return Record(FrozenLaunch.from_json(head["launch"]), outcomes)
 
@@ -74,8 +72,7 @@ def options_of(schedule: str) -> Options:
 def freeze_target(name: str) -> FrozenLaunch:
     """Compiles a target's kernel, writes its PTX, and counts how many instructions its mutants may execute."""
     launch, ptx = freeze(name, TARGETS[name])
-    DATA.mkdir(exist_ok=True)
-    (DATA / f"{name}.ptx.xz").write_bytes(lzma.compress(ptx.encode(), preset=9 | lzma.PRESET_EXTREME))
+    keep(ARCHIVE, f"{name}.ptx", ptx.encode())
     clean = launch.execute(ptx, options_of("eager"))
     if clean.error:
         raise AssertionError(f"the unchanged kernel of {name}: {clean}")

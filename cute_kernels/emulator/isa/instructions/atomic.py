@@ -125,9 +125,7 @@ def _place(warp: Warp, space: str, address: int) -> tuple[str, int]:
     return kind, where
 
 
-def _update(
-    warp: Warp, space: str, where: int, name: str, type_: str, given: np.ndarray
-) -> tuple[np.ndarray, bool]:
+def _update(warp: Warp, space: str, where: int, name: str, type_: str, given: np.ndarray) -> tuple[np.ndarray, bool]:
     """One read-modify-write; returns what was there, and whether that is different now."""
     count = 1 if name == "cas" else len(given)
     nbytes = count * given.itemsize

@@ -240,15 +240,8 @@ def copy(
     for lane, (where, descriptor) in zip(lane_numbers(mask), each_lane(mask, address, matrix)):
         enter(warp, lane)
         copy_to_tensor_memory(
-            warp.cluster.tensor_core,
-            shape=shape,
-            multicast=multicast,
-            cta_group=cta_group,
-            rank=warp.cta.rank,
-            address=where,
-            matrix=descriptor,
-            held=held,
-            describe=f"by {warp.label}",
+            warp.cluster.tensor_core, shape=shape, multicast=multicast, cta_group=cta_group, rank=warp.cta.rank,
+            address=where, matrix=descriptor, held=held, describe=f"by {warp.label}",
         )
 
 
@@ -276,10 +269,7 @@ def shift(warp: Warp, mask: int, cta_group: int, address: LaneValues) -> None:
     for lane, (where,) in zip(lane_numbers(mask), each_lane(mask, address)):
         enter(warp, lane)
         shift_rows(
-            warp.cluster.tensor_core,
-            cta_group=cta_group,
-            rank=warp.cta.rank,
-            address=where,
+            warp.cluster.tensor_core, cta_group=cta_group, rank=warp.cta.rank, address=where,
             describe=f"by {warp.label}",
         )
 

@@ -108,8 +108,7 @@ def _copy(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family(
     "fence.proxy.tensormap::generic", destinations=0,
-    operands=lambda parts: "[addr], size:imm" if "acquire" in parts else "",
-    qualifiers="acquire|release $scope",
+    operands=lambda parts: "[addr], size:imm" if "acquire" in parts else "", qualifiers="acquire|release $scope",
 )  # fmt: skip
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.tensormap: no effect, memory is coherent here."""

@@ -309,9 +309,7 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-def _parts(
-    block: BlockBuilder, form: Form, a: list[Value], b: list[Value], c: list[Value], steps: int
-) -> list[Value]:
+def _parts(block: BlockBuilder, form: Form, a: list[Value], b: list[Value], c: list[Value], steps: int) -> list[Value]:
     """D of the products of each part of A with each of B, in so many steps of K."""
     results: list[Value] = []
     of_a, of_b = form.a_registers, form.b_registers

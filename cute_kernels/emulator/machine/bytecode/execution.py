@@ -102,11 +102,7 @@ class Translation:
 
 @functools.lru_cache(maxsize=64)
 def translate(
-    ptx: str,
-    kernel: str | None,
-    block_shape: tuple[int, int, int],
-    check: bool = True,
-    registers: bool = True,
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True,
     single: bool = False,
 ) -> Translation:
     """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `lowering.lower`."""
@@ -155,19 +151,10 @@ class _Translator:
             (of_warp, slots[name], bits, uniform) for name, of_warp, bits, uniform in program.layout.of_warps
         )
         return Translation(
-            kernel=self.lowering.kernel,
-            flow=flow,
-            static_shared=self.lowering.context.static_shared,
-            bytecode=Bytecode(program, starts),
-            sites=tuple(program.sites),
-            registers=registers,
-            slots=places,
-            constants=constants,
-            rows=program.rows,
-            local_bytes=self.lowering.context.local_bytes,
-            wgmmas=tuple(program.wgmmas),
-            warp_mmas=tuple(self.lowering.context.warp_mmas),
-            spare=spare,
+            kernel=self.lowering.kernel, flow=flow, static_shared=self.lowering.context.static_shared,
+            bytecode=Bytecode(program, starts), sites=tuple(program.sites), registers=registers, slots=places,
+            constants=constants, rows=program.rows, local_bytes=self.lowering.context.local_bytes,
+            wgmmas=tuple(program.wgmmas), warp_mmas=tuple(self.lowering.context.warp_mmas), spare=spare,
         )
 
     def _block(self, block: Block) -> int:

@@ -37,11 +37,7 @@ _NO_FORM = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
 
 
 def lower(
-    ptx: str,
-    kernel: str | None,
-    block_shape: tuple[int, int, int],
-    check: bool,
-    registers: bool = True,
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool, registers: bool = True,
     single: bool = False,
 ) -> Lowering:
     """One kernel of a PTX text, checked, ready to be lowered.
@@ -89,9 +85,7 @@ def pick(module: Module, name: str | None) -> Kernel:
 class Lowering:
     """A kernel with its flow graph, ready to be lowered block by block."""
 
-    def __init__(
-        self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int], single: bool = False
-    ) -> None:
+    def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int], single: bool = False) -> None:
         self.kernel = kernel
         self.flow = analyse(kernel, block_shape, single)
         self.context = Context(kernel, self.flow)

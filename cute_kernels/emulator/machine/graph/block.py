@@ -108,13 +108,7 @@ class BlockBuilder:
         context: of the kernel.
     """
 
-    def __init__(
-        self,
-        types: dict[str, str],
-        varying: set[str],
-        divergent: bool,
-        context: KernelContext,
-    ) -> None:
+    def __init__(self, types: dict[str, str], varying: set[str], divergent: bool, context: KernelContext) -> None:
         self.types, self.varying = types, varying
         self.divergent, self.context = divergent, context
         self.current: dict[str, Value] = {}

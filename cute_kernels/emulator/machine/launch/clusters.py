@@ -62,12 +62,9 @@ class ClusterWork:
             meter = UnitCounters()
             meter.merge(cluster.meter)
         return ClusterWork(
-            executions=counters.executions,
-            loaded=cluster.bulk.bytes_loaded,
-            stored=cluster.bulk.bytes_stored,
+            executions=counters.executions, loaded=cluster.bulk.bytes_loaded, stored=cluster.bulk.bytes_stored,
             mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
-            columns=max(cta.tmem.columns_used for cta in cluster.ctas),
-            meter=meter,
+            columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter,
         )
 
 

@@ -71,16 +71,8 @@ class Launch:
     """A checked launch; makes its clusters."""
 
     def __init__(
-        self,
-        execution: Execution,
-        grid: int | Sequence[int],
-        block: int | Sequence[int],
-        cluster: int | Sequence[int],
-        dynamic_smem: int,
-        params: bytes | Sequence[bytes],
-        memory: GlobalMemory,
-        options: Options,
-        target: str,
+        self, execution: Execution, grid: int | Sequence[int], block: int | Sequence[int], cluster: int | Sequence[int],
+        dynamic_smem: int, params: bytes | Sequence[bytes], memory: GlobalMemory, options: Options, target: str,
     ) -> None:
         self.execution, self.memory, self.options, self.target = execution, memory, options, target
         self.grid, self.block, self.cluster = (
@@ -221,22 +213,12 @@ class Launch:
 
     def make_cluster(self, index: int) -> Cluster:
         facts = LaunchFacts(
-            grid=self.grid,
-            block=self.block,
-            shape=self.cluster,
-            smem=self.shared_bytes,
+            grid=self.grid, block=self.block, shape=self.cluster, smem=self.shared_bytes,
             static_smem=self.shared_bytes - self.dynamic_smem,
-            gaps=gaps(self.execution.kernel.variables, self.dynamic_smem, self.shared_bytes),
-            params=self.params,
-            symbols=self.symbols,
-            gmem=self.memory,
-            options=self.options,
-            arithmetic=Arithmetic(self.options.arithmetic, self.target),
-            races=self.races,
-            blocks=len(self.execution.flow.blocks),
-            instructions=self.execution.kernel.instructions,
-            registers=self._registers(self.execution.kernel),
-            reported=self.reported,
-            take_cluster=self._take_cluster,
+            gaps=gaps(self.execution.kernel.variables, self.dynamic_smem, self.shared_bytes), params=self.params,
+            symbols=self.symbols, gmem=self.memory, options=self.options,
+            arithmetic=Arithmetic(self.options.arithmetic, self.target), races=self.races,
+            blocks=len(self.execution.flow.blocks), instructions=self.execution.kernel.instructions,
+            registers=self._registers(self.execution.kernel), reported=self.reported, take_cluster=self._take_cluster,
         )
         return Cluster(index, self._coordinates(index), facts)

@@ -100,10 +100,7 @@ def lets_overlap(launch: CapturedLaunch) -> bool:
 
 @default_environment()
 def run_overlapping(
-    first: CapturedLaunch,
-    second: CapturedLaunch,
-    memory: GlobalMemory,
-    options: Options,
+    first: CapturedLaunch, second: CapturedLaunch, memory: GlobalMemory, options: Options,
     numbers: Iterable[int] = (0, 0),
 ) -> None:
     """Executes two launches of which the second begins as soon as the first lets it, without detectors.

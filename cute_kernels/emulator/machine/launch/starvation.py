@@ -27,8 +27,7 @@ def draw_starved(rng: random.Random, warps: Sequence[W]) -> frozenset[W]:
     victim = rng.choice(warps)
     kinds = (
         [warp for warp in warps if warp.track == victim.track],
-        [warp for warp in warps if warp.track == victim.track and warp.cta is victim.cta],
-        [victim],
+        [warp for warp in warps if warp.track == victim.track and warp.cta is victim.cta], [victim],
     )
     return frozenset(rng.choice(kinds))
 

@@ -64,9 +64,7 @@ def fault(
     return _shared(name, cta, address & OFFSET_MASK, nbytes, write, together)
 
 
-def _shared(
-    name: str, cta: SharedMemory, offset: int, nbytes: int, write: bool, together: bool
-) -> EmulatorError:
+def _shared(name: str, cta: SharedMemory, offset: int, nbytes: int, write: bool, together: bool) -> EmulatorError:
     if name == "EXITED":
         return cta.has_exited()
     if name == "OUTSIDE":

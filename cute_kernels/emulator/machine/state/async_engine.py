@@ -82,11 +82,8 @@ class AsyncEngine:
     """
 
     def __init__(
-        self,
-        policy: Policy = "eager",
-        rng: random.Random | None = None,
-        issuer: Callable[[], Issued | None] = lambda: None,
-        tables: int | None = None,
+        self, policy: Policy = "eager", rng: random.Random | None = None,
+        issuer: Callable[[], Issued | None] = lambda: None, tables: int | None = None,
     ) -> None:
         if policy not in ("eager", "lazy", "random"):
             raise ValueError(f"completion policy = {policy!r}: must be 'eager', 'lazy' or 'random'")

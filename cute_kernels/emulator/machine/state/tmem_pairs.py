@@ -31,10 +31,7 @@ class PairOperation:
     """
 
     def __init__(
-        self,
-        name: str,
-        memories: list[TensorMemory],
-        perform: Callable[[TensorMemory, Operands], int | None],
+        self, name: str, memories: list[TensorMemory], perform: Callable[[TensorMemory, Operands], int | None],
         possible: Callable[[TensorMemory, Operands], bool] = lambda memory, operands: True,
     ) -> None:
         self.name, self._memories, self._perform, self._possible = name, memories, perform, possible

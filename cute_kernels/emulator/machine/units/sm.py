@@ -123,11 +123,7 @@ class Cta:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        rank: int,
-        coordinates: tuple[int, int, int],
-        in_cluster: tuple[int, int, int],
+        self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int], in_cluster: tuple[int, int, int],
         smem: int,
     ) -> None:
         self.cluster, self.rank = cluster, rank
@@ -242,9 +238,7 @@ class Cluster:
             self.ctas.append(Cta(self, rank, place, inside, smem))
         threads, self.tracker = block[0] * block[1] * block[2], None
         if launch.races is not None:
-            self.tracker = RaceTracker(
-                [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.strict
-            )
+            self.tracker = RaceTracker([smem] * ranks, launch.races, -(-threads // 32) * ranks, options.strict)
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers))
         self.barriers.ask = self._ask

@@ -26,9 +26,7 @@ from cute_kernels.emulator.races.tracker import RaceTracker
 if TYPE_CHECKING:
     from cute_kernels.emulator.machine.state.warp import WarpState
 
-TensorThread, TensorCommit, _TensorMma = (
-    STRUCTURES[name] for name in ("TensorThread", "TensorCommit", "TensorMma")
-)
+TensorThread, TensorCommit, _TensorMma = (STRUCTURES[name] for name in ("TensorThread", "TensorCommit", "TensorMma"))
 #: What the core asks this unit, by number.
 ASKED = {
     CONSTANTS[name]: name
@@ -62,13 +60,8 @@ class TensorCore:
     """
 
     def __init__(
-        self,
-        shared: ClusterMemory,
-        tensor_memories: list[TensorMemory],
-        barriers: MBarriers,
-        engine: AsyncEngine,
-        tracker: RaceTracker | None = None,
-        arithmetic: Arithmetic = EXACTLY,
+        self, shared: ClusterMemory, tensor_memories: list[TensorMemory], barriers: MBarriers, engine: AsyncEngine,
+        tracker: RaceTracker | None = None, arithmetic: Arithmetic = EXACTLY,
     ) -> None:
         self.arithmetic = arithmetic
         self.shared = shared

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 WARPS, ROWS = CONSTANTS["WGMMA_WARPS"], CONSTANTS["WGMMA_ROWS"]  # of a warpgroup; M of every wgmma
 PENDING = CONSTANTS["PENDING"]  # what is read in an accumulator register before its wgmma is complete
-Wgmma, WgmmaForm, WgmmaWork, Warpgroup = (
-    STRUCTURES[name] for name in ("Wgmma", "WgmmaForm", "WgmmaWork", "Warpgroup")
-)
+Wgmma, WgmmaForm, WgmmaWork, Warpgroup = (STRUCTURES[name] for name in ("Wgmma", "WgmmaForm", "WgmmaWork", "Warpgroup"))
 _WORK = CONSTANTS["WORK_WGMMA"]
 #: What the core finds wrong.
 FAULTS = {
