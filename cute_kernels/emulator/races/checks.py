@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from cute_kernels.emulator.errors import (
     raising,
 )
 from cute_kernels.emulator.facts import Memory, Side, WarpName
+from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.machine.state.tmem import COLUMNS, LANE_GROUP, LANES
 from cute_kernels.emulator.races.abroad import Abroad
@@ -34,9 +34,6 @@ from cute_kernels.emulator.races.operations import Operation
 from cute_kernels.emulator.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.races.sync_point import Columns, Row, SyncPoint
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 
 LogEntry, Access = STRUCTURES["LogEntry"], STRUCTURES["Access"]
 _WEAK = "the synchronisation between them is relaxed, or its scope does not include both"

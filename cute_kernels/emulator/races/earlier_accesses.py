@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.isa.ptx.flow import Flow, region_of
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction
 from cute_kernels.emulator.races.memory_order import access_strength
 from cute_kernels.emulator.races.shadow import LANE_BITS, STRONG, Epochs
 

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.races.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
@@ -41,9 +41,6 @@ from cute_kernels.emulator.races.points import PointRaces
 from cute_kernels.emulator.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Lanes, Offsets, Shadow
 from cute_kernels.emulator.races.sync_point import Row, join
 from cute_kernels.emulator.races.tensor_memory import TensorRaces
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
 
 _TOGETHER, _STRONG = CONSTANTS["LOG_TOGETHER"], CONSTANTS["LOG_STRONG"]
 #: Of the kinds of entries of a log.

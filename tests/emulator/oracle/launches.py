@@ -28,7 +28,7 @@ from tests.emulator.checking.mutation.targets import KernelTarget
 from tests.emulator.oracle.outcomes import Outcome, executed, reported
 
 ARCHIVE = Path(__file__).parent / "data.tar.xz"
-"""All frozen launches: of each ``NAME.ptx`` and ``NAME.jsonl``."""
+"""Two files for each frozen launch: ``NAME.ptx`` and ``NAME.jsonl``."""
 _UNWRITTEN = 0xFF  # what written buffers hold before the launch: NaNs that no rounding produces
 _ALIGNMENT = 1024
 _FLOATS = {
@@ -41,7 +41,7 @@ _FLOATS = {
 
 
 @functools.cache
-def members(archive: Path) -> dict[str, bytes]:
+def read_archive(archive: Path) -> dict[str, bytes]:
     """The files of an archive, by name."""
     if not archive.exists():
         return {}
@@ -49,15 +49,15 @@ def members(archive: Path) -> dict[str, bytes]:
         return {member.name: files.extractfile(member).read() for member in files.getmembers()}
 
 
-def keep(archive: Path, name: str, data: bytes) -> None:
-    """Writes one file of an archive, in place of what has its name."""
-    found = members(archive) | {name: data}
-    with tarfile.open(archive, "w:xz", preset=9) as files:
-        for each in sorted(found):
-            info = tarfile.TarInfo(each)
-            info.size = len(found[each])
-            files.addfile(info, io.BytesIO(found[each]))
-    members.cache_clear()
+def write_archive(archive: Path, files: dict[str, bytes]) -> None:
+    """Adds files to an archive, or replaces those of the same names; of several processes only one may write."""
+    found = read_archive(archive) | files
+    with tarfile.open(archive, "w:xz", preset=9) as target:
+        for name in sorted(found):
+            member = tarfile.TarInfo(name)
+            member.size = len(found[name])
+            target.addfile(member, io.BytesIO(found[name]))
+    read_archive.cache_clear()
 
 
 def address_of(number: int) -> int:
@@ -115,7 +115,7 @@ class FrozenLaunch:
 
     @functools.cached_property
     def ptx(self) -> str:
-        return members(ARCHIVE)[f"{self.name}.ptx"].decode()
+        return read_archive(ARCHIVE)[f"{self.name}.ptx"].decode()
 
     @functools.cached_property
     def contents(self) -> tuple[np.ndarray, ...]:

@@ -17,7 +17,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.checking.mutation.judge import LIMIT_CONSTANT, LIMIT_FACTOR
 from cute_kernels.emulator.checking.mutation.mutants import mutants
 from tests.emulator.checking.mutation.targets import SCHEDULES, TARGETS
-from tests.emulator.oracle.launches import ARCHIVE, FrozenLaunch, freeze, keep, members
+from tests.emulator.oracle.launches import ARCHIVE, FrozenLaunch, freeze, read_archive, write_archive
 from tests.emulator.oracle.outcomes import Outcome
 
 #: Under which each mutant is run, and how many of the mutants (one of ...).
@@ -44,17 +44,17 @@ class Record:
     def write(self) -> None:
         lines = [json.dumps({"launch": dataclasses.asdict(self.launch)})]
         lines += [json.dumps(vars(run) | outcome) for run, outcome in self.outcomes.items()]
-        keep(ARCHIVE, f"{self.launch.name}.jsonl", ("\n".join(lines) + "\n").encode())
+        write_archive(ARCHIVE, {f"{self.launch.name}.jsonl": ("\n".join(lines) + "\n").encode()})
 
 
 def names() -> list[str]:
     """Targets that there are records of."""
-    return sorted(name.removesuffix(".jsonl") for name in members(ARCHIVE) if name.endswith(".jsonl"))
+    return sorted(name.removesuffix(".jsonl") for name in read_archive(ARCHIVE) if name.endswith(".jsonl"))
 
 
 @functools.lru_cache(maxsize=4)
 def read(name: str) -> Record:
-    head, *lines = map(json.loads, members(ARCHIVE)[f"{name}.jsonl"].decode().splitlines())
+    head, *lines = map(json.loads, read_archive(ARCHIVE)[f"{name}.jsonl"].decode().splitlines())
     outcomes = {Run(line.pop("mutant"), line.pop("schedule")): line for line in lines}
     return Record(FrozenLaunch.from_json(head["launch"]), outcomes)
 
@@ -69,16 +69,14 @@ def options_of(schedule: str) -> Options:
     return dataclasses.replace(base, strict=False) if schedule == _LENIENT else base
 
 
-def freeze_target(name: str) -> FrozenLaunch:
-    """Compiles a target's kernel, writes its PTX, and counts how many instructions its mutants may execute."""
+def freeze_target(name: str) -> tuple[FrozenLaunch, str]:
+    """Compiles a target's kernel, and counts how many instructions its mutants may execute: the launch and its PTX."""
     launch, ptx = freeze(name, TARGETS[name])
-    keep(ARCHIVE, f"{name}.ptx", ptx.encode())
     clean = launch.execute(ptx, options_of("eager"))
     if clean.error:
         raise AssertionError(f"the unchanged kernel of {name}: {clean}")
-    launch = dataclasses.replace(launch, limit=LIMIT_FACTOR * clean.counts["warp_instructions"] + LIMIT_CONSTANT)
-    Record(launch, {}).write()
-    return launch
+    limit = LIMIT_FACTOR * clean.counts["warp_instructions"] + LIMIT_CONSTANT
+    return dataclasses.replace(launch, limit=limit), ptx
 
 
 def runs(launch: FrozenLaunch, most: int | None = None) -> list[Run]:

@@ -121,8 +121,8 @@ def test_recorded_files_read_back_as_they_were_written(tmp_path: Path, monkeypat
     record = records.read(RECORDED[0])
     monkeypatch.setattr(records, "ARCHIVE", tmp_path / "data.tar.xz")
     record.write()
-    ((name, written),) = launches.members(tmp_path / "data.tar.xz").items()
-    assert written == launches.members(launches.ARCHIVE)[name]
+    ((name, written),) = launches.read_archive(tmp_path / "data.tar.xz").items()
+    assert written == launches.read_archive(launches.ARCHIVE)[name]
     records.read.cache_clear()
     again = records.read(RECORDED[0])
     records.read.cache_clear()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.memory_order import Strength, lane_vector
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
 
 
 def watch(

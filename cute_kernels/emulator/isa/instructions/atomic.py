@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +12,9 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.isa.instructions.accesses import watch
 from cute_kernels.emulator.isa.instructions.memory import SPACES, address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Vector, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.isa.ptx.operand_syntax import data_operand, policy_operand
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Vector, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import CANONICAL, Pack, Value
@@ -23,11 +22,9 @@ from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.machine.units.copies.reductions import combine
+from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.memory_order import Strength, access_strength, lane_vector
 from cute_kernels.emulator.races.tracker import Operation
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
 
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Pack, PureOp, Value, of_one_type

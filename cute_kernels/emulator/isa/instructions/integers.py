@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.isa.ptx.families import as_integer
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import (

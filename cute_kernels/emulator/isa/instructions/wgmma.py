@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
+from cute_kernels.emulator.isa.ptx.program import Instruction, Vector
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Anchor, Value

@@ -14,8 +14,8 @@ from cute_kernels.emulator.isa.instructions.floats import float_to_float
 from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
 from cute_kernels.emulator.isa.instructions.memory import SPACES, Access, address_of, memory_space
 from cute_kernels.emulator.isa.instructions.mma import multiply_registers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Operand, Special, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Operand, Special, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import CANONICAL, Constant, Pack, PureOp, Value

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Register, Vector
 from cute_kernels.emulator.isa.ptx.families import CONTROL, read, registers_of, written
 from cute_kernels.emulator.isa.ptx.flow import Flow, walk
+from cute_kernels.emulator.isa.ptx.program import Instruction, Register, Vector
 
 _OLDEST = 16  # groups; wait_group takes at most 7, so that all older ones are alike
 

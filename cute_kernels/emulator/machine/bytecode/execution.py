@@ -16,15 +16,14 @@ import functools
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.common import interrupts
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.isa.ptx.decode import Kernel
 from cute_kernels.emulator.isa.ptx.flow import Block, Flow
+from cute_kernels.emulator.isa.ptx.program import Kernel
 from cute_kernels.emulator.isa.ptx.register_hazards import accumulators_in_flight
 from cute_kernels.emulator.machine.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.machine.bytecode.lowering import Lowering, lower
@@ -55,11 +54,9 @@ from cute_kernels.emulator.machine.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.machine.units.matrix.mma_sync import table as mma_table
 from cute_kernels.emulator.machine.units.matrix.wgmma import Form as WgmmaForm
 from cute_kernels.emulator.machine.units.matrix.wgmma import GroupWait
+from cute_kernels.emulator.machine.units.sm import Cluster, Warp
 from cute_kernels.emulator.observe.meter import CoreMeter
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Cluster, Warp
-    from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.options import Options
 
 _Header = STRUCTURES["WarpHeader"]
 _HEADER = ctypes.sizeof(_Header)  # bytes before the counts

@@ -10,18 +10,10 @@ import dataclasses
 
 from cute_kernels.emulator.isa.instructions import tcgen05
 from cute_kernels.emulator.isa.instructions.members import gather
-from cute_kernels.emulator.isa.ptx.decode import (
-    TYPE_BITS,
-    Instruction,
-    Kernel,
-    Module,
-    Operand,
-    Register,
-    Vector,
-    parse,
-)
+from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.families import CONTROL, check_operands
 from cute_kernels.emulator.isa.ptx.flow import Block, analyse
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Kernel, Module, Operand, Register, Vector
 from cute_kernels.emulator.isa.ptx.register_hazards import check_registers
 from cute_kernels.emulator.isa.ptx.targets import check_target
 from cute_kernels.emulator.isa.ptx.tensor_loads import first_uses

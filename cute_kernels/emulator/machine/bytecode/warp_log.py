@@ -6,14 +6,11 @@ The core works the log off (``core/log.c``); what it finds late is worded as of 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.machine.state.memory_tables import MemoryTables
 from cute_kernels.emulator.machine.state.tmem import rectangle
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 LogEntry = STRUCTURES["LogEntry"]
 

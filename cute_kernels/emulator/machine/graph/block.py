@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from cute_kernels.emulator.core.pure_operations import evaluate
-from cute_kernels.emulator.isa.ptx.decode import (
+from cute_kernels.emulator.isa.ptx.program import (
     TYPE_BITS,
     Immediate,
     Instruction,

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cute_kernels.common.chips import PORTABLE_CLUSTER, chip_of
-from cute_kernels.emulator.isa.ptx.decode import Kernel, Variable, parse
+from cute_kernels.emulator.isa.ptx.decode import parse
+from cute_kernels.emulator.isa.ptx.program import Kernel, Variable
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.arguments import extents, parameter_block
 from cute_kernels.emulator.machine.launch.capacity import capacity

@@ -15,7 +15,7 @@ from typing import NoReturn
 from cute_kernels.common import interrupts
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.facts import WaitState
-from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.starvation import draw_starved
 from cute_kernels.emulator.machine.state.warp import NamedWait, PhaseWait, Wait

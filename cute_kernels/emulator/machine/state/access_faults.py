@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
@@ -11,9 +10,7 @@ from cute_kernels.emulator.isa.ptx.decode_stack import NOWHERE
 from cute_kernels.emulator.machine.state.generic_addresses import parameter_offset
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory, SharedMemory
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.warp import WarpState
+from cute_kernels.emulator.machine.state.warp import WarpState
 
 _NAMES = {
     CONSTANTS[f"ACCESS_{name}"]: name

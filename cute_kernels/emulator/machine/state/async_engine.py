@@ -13,14 +13,12 @@ import random
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 
 Policy = Literal["eager", "lazy", "random"]
 Issued: TypeAlias = "tuple[Instruction, str]"

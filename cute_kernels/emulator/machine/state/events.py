@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, AsyncOp
+from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, AsyncOp
 
 _ROOM = 256  # events
 _MOST_KNOWN = 4096  # operations

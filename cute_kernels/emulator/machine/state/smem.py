@@ -8,15 +8,12 @@ dynamic shared memory of a kernel starts at 1024.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, raising
 from cute_kernels.emulator.facts import Memory
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Variable
+from cute_kernels.emulator.isa.ptx.program import Variable
 
 SYSTEM_BYTES = 1024
 RANK_SHIFT = 24

@@ -8,14 +8,10 @@ takes part hangs. Nothing else is ordered by it: the ISA does not say that these
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.machine.state.warp import Wait
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.tmem import TensorMemory
-    from cute_kernels.emulator.machine.state.warp import WarpState
+from cute_kernels.emulator.machine.state.tmem import TensorMemory
+from cute_kernels.emulator.machine.state.warp import Wait, WarpState
 
 Operands = tuple[int, ...]
 

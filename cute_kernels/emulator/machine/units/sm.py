@@ -8,13 +8,13 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state import access_faults, lane_faults, named_barriers
 from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, cluster_random
 from cute_kernels.emulator.machine.state.events import Events
@@ -30,15 +30,12 @@ from cute_kernels.emulator.machine.units.copies import bulk, cp_async
 from cute_kernels.emulator.machine.units.matrix import tensor_core, wgmma
 from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.observe.counters import UnitCounters
+from cute_kernels.emulator.observe.trace import ClusterTrace
+from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.races.happens_before import Agent
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.races.tracker import RaceTracker
 from cute_kernels.emulator.steps import Step
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
-    from cute_kernels.emulator.observe.trace import ClusterTrace
-    from cute_kernels.emulator.options import Options
 
 
 class Warp(WarpState):

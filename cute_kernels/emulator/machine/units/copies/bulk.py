@@ -21,10 +21,10 @@ from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.machine.units.copies.packed_elements import PACKED, UNIT
 from cute_kernels.emulator.machine.units.copies.reductions import OPERATIONS, TYPES, combine
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK, NBYTES, SWIZZLES, Im2colMap, TensorMap, decode
+from cute_kernels.emulator.races.happens_before import Agent
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.machine.units.surroundings import Surroundings
-    from cute_kernels.emulator.races.happens_before import Agent
 
 BulkCopy, _Map, _Name, _Thread = (STRUCTURES[name] for name in ("BulkCopy", "TensorMap", "CopyName", "BulkThread"))
 LOAD, SEND, STORE = (CONSTANTS[f"BULK_{name}"] for name in ("LOAD", "SEND", "STORE"))

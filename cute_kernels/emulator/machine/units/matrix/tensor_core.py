@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
@@ -17,14 +16,12 @@ from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, AsyncO
 from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.state.smem import ClusterMemory
 from cute_kernels.emulator.machine.state.tmem import TensorAccess, TensorCells, TensorMemory, rectangles
+from cute_kernels.emulator.machine.state.warp import WarpState
 from cute_kernels.emulator.machine.units.matrix import scaled_mma
 from cute_kernels.emulator.machine.units.matrix.arithmetic import EXACTLY, Arithmetic
 from cute_kernels.emulator.machine.units.matrix.operands import D_TYPES, KINDS, MmaKind, kind_codes
 from cute_kernels.emulator.machine.units.matrix.tensor_mma import TensorMma
 from cute_kernels.emulator.races.tracker import RaceTracker
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.warp import WarpState
 
 TensorThread, TensorCommit, _TensorMma = (STRUCTURES[name] for name in ("TensorThread", "TensorCommit", "TensorMma"))
 #: What the core asks this unit, by number.

@@ -19,6 +19,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.warp import Wait, WarpState
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK
@@ -28,7 +29,6 @@ from cute_kernels.emulator.machine.units.matrix.operands import K_BYTES, Element
 from cute_kernels.emulator.machine.units.matrix.products import Accumulator, Kind, Rows
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
     from cute_kernels.emulator.machine.units.surroundings import Surroundings
 
 WARPS, ROWS = CONSTANTS["WGMMA_WARPS"], CONSTANTS["WGMMA_ROWS"]  # of a warpgroup; M of every wgmma
