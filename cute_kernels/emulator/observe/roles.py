@@ -41,11 +41,8 @@ def _activity(parts: Sequence[str]) -> str:
 
 
 def parse(text: str) -> tuple[str, tuple[str, ...]]:
-    """``[KERNEL:]ROLE=WARPS,ROLE=WARPS,...``, WARPS being 4 or 0-3, as (part of a kernel's name, name per warp).
-
-    Raises:
-        ValueError: anything else; a warp with two roles.
-    """
+    """``[KERNEL:]ROLE=WARPS,ROLE=WARPS,...``, WARPS being 4 or 0-3, as (part of a kernel's name, name per warp). Raises
+    ValueError: anything else; a warp with two roles."""
     kernel, colon, rest = text.rpartition(":")
     names: dict[int, str] = {}
     for item in rest.split(","):

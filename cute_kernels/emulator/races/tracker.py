@@ -169,11 +169,7 @@ class RaceTracker(PointRaces):
             self.reads_elsewhere(rank, operation.identity)
 
     def async_write(self, rank: int, offsets: Offsets, nbytes: int, operation: Operation) -> None:
-        """The operation writes shared memory.
-
-        Raises:
-            SharedMemoryRace: an earlier access is not over.
-        """
+        """The operation writes shared memory. Raises SharedMemoryRace: an earlier access is not over."""
         fence = Row.PROXY if self.strict and not operation.generic else None
         self.looking, self.stand = operation, None
         self.unit.async_write(self.shared[rank], offsets, nbytes, operation, fence, 0)

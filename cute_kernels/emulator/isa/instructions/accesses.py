@@ -11,11 +11,8 @@ from cute_kernels.emulator.races.memory_order import Strength, lane_vector
 def watch(
     warp: Warp, mask: int, space: str, addresses: np.ndarray, nbytes: int, write: bool, strength: Strength | None = None
 ) -> None:
-    """Reports accesses of ``nbytes`` at int64 ``addresses [executing lanes]`` that a warp has just made.
-
-    Raises:
-        Race: see `cute_kernels.emulator.races.tracker`.
-    """
+    """Reports accesses of ``nbytes`` at int64 ``addresses [executing lanes]`` that a warp has just made. Raises Race:
+    see `cute_kernels.emulator.races.tracker`."""
     tracker = warp.cluster.tracker
     if tracker is None or not addresses.size or space not in ("shared", "global"):
         return

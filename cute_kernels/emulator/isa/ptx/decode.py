@@ -24,11 +24,8 @@ _DECLARATIONS = (*_LINKING, ".entry", ".func", ".shared", ".global", ".const")
 
 @functools.lru_cache(maxsize=16)
 def parse(text: str) -> Module:
-    """Decodes a PTX module (cached by its text); its kernels are decoded when they are looked up.
-
-    Raises:
-        UnsupportedPTX: a construct that is not read here.
-    """
+    """Decodes a PTX module (cached by its text); its kernels are decoded when they are looked up. Raises
+    UnsupportedPTX: a construct that is not read here."""
     reader = Reader(tokenize(text))
     version, target = read_head(reader)
     variables: list[Variable] = []

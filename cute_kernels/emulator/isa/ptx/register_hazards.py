@@ -67,11 +67,8 @@ class _State:
 
 
 def check_registers(flow: Flow) -> None:
-    """Checks a kernel.
-
-    Raises:
-        IllegalAccess: naming the register, the instruction that touches it and the asynchronous one.
-    """
+    """Checks a kernel. Raises IllegalAccess: naming the register, the instruction that touches it and the asynchronous
+    one."""
     instructions = flow.kernel.instructions
     relevant = {
         name

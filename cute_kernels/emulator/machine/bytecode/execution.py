@@ -301,11 +301,7 @@ class WarpExecution:
             lanes[:] = np.asarray(value).view(lanes.dtype)
 
     def send(self, budget: int) -> None:
-        """Runs until the warp waits or has executed ``budget`` blocks.
-
-        Raises:
-            StopIteration: it has exited.
-        """
+        """Runs until the warp waits or has executed ``budget`` blocks. Raises StopIteration: it has exited."""
         launch = self.launch
         launch.current = self
         self.log.enter()

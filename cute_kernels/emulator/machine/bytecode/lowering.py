@@ -59,11 +59,7 @@ def lower(
 
 
 def pick(module: Module, name: str | None) -> Kernel:
-    """The entry with this name, or the only one.
-
-    Raises:
-        ValueError: no such entry, or several and no name.
-    """
+    """The entry with this name, or the only one. Raises ValueError: no such entry, or several and no name."""
     if name is None and len(module.kernels) == 1:
         return next(iter(module.kernels.values()))
     if name not in module.kernels:

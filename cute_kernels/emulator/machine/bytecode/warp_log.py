@@ -34,11 +34,8 @@ class WarpLog:
             self.tables.header.context = ctypes.addressof(tracker.context(self.warp.agent))
 
     def report(self) -> None:
-        """Tells the race detector what is in the log, which is empty afterwards.
-
-        Raises:
-            Race: see `races.tracker` and `races.tensor_memory`.
-        """
+        """Tells the race detector what is in the log, which is empty afterwards. Raises Race: see `races.tracker` and
+        `races.tensor_memory`."""
         if not self.tables.header.log_used:
             return
         log, tracker = self.tables.take_log(), self.warp.cluster.tracker

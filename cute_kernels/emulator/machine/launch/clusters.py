@@ -73,11 +73,8 @@ class Dependent(Exception):
 
 
 def in_turn(launch: Launch, timeline: Timeline | None) -> Iterator[ClusterWork]:
-    """Executes the clusters that have not started, in this process.
-
-    Raises:
-        EmulatorError: what a cluster or a detector reports.
-    """
+    """Executes the clusters that have not started, in this process. Raises EmulatorError: what a cluster or a detector
+    reports."""
     for scheduler in Residents(launch, timeline).run():
         yield ClusterWork.of(scheduler.cluster, Counters(launch.execution.flow))
 

@@ -171,11 +171,7 @@ class Launch:
             cells[offset : offset + 8].view(np.uint64)[0] = self.symbols[name] + more
 
     def _cooperate(self) -> None:
-        """The launch is a cooperative one.
-
-        Raises:
-            ValueError: the chip does not hold its clusters at once.
-        """
+        """The launch is a cooperative one. Raises ValueError: the chip does not hold its clusters at once."""
         clusters = math.prod(self.grid) // math.prod(self.cluster)
         if clusters > self.capacity:
             raise ValueError(

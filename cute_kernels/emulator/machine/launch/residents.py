@@ -55,11 +55,8 @@ class Residents:
         self._steps = deque(step for step in launch.options.steps if step.kind not in REFUSALS)
 
     def run(self) -> Iterator[Scheduler]:
-        """The clusters, as they end.
-
-        Raises:
-            EmulatorError: what a cluster or a detector reports, or a hang of the launch.
-        """
+        """The clusters, as they end. Raises EmulatorError: what a cluster or a detector reports, or a hang of the
+        launch."""
         while self._launch.waiting or self._running:
             scheduler = self._next()
             before = scheduler.cluster.changes()

@@ -99,11 +99,8 @@ class Scheduler:
         self.probes = tuple(probe for probe in (cluster.meter, cluster.trace) if probe is not None)
 
     def run(self) -> None:
-        """Runs all warps to their end, or until it pauses.
-
-        Raises:
-            EmulatorError: what a warp or a detector reports, or a hang.
-        """
+        """Runs all warps to their end, or until it pauses. Raises EmulatorError: what a warp or a detector reports, or
+        a hang."""
         cluster = self.cluster
         if self.stuck is not None:  # others have run since
             self.stuck, self.idle_blocks, self.idle_since, self.polls_before = None, 0, 0, cluster.polls

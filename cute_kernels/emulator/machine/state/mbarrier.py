@@ -145,11 +145,7 @@ class MBarriers:
         self._barriers[address].words.point = point
 
     def inval(self, address: int) -> None:
-        """mbarrier.inval: the location may be used for anything again.
-
-        Raises:
-            BarrierMisuse: no live barrier there.
-        """
+        """mbarrier.inval: the location may be used for anything again. Raises BarrierMisuse: no live barrier there."""
         if address not in self._barriers:
             raise self._not_live("mbarrier.inval", address)
         rank, offset = self._memory.resolve(address)

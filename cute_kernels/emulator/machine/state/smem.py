@@ -157,11 +157,8 @@ class SharedMemory:
             raise self.outside(offset, nbytes)
 
     def check_range(self, offset: int, nbytes: int, *, write: bool) -> None:
-        """Checks one contiguous access and, for a write, marks the bytes as initialised.
-
-        Raises:
-            IllegalAccess: out of bounds, uninitialised (reads), touching a live mbarrier, or the CTA has exited.
-        """
+        """Checks one contiguous access and, for a write, marks the bytes as initialised. Raises IllegalAccess: out of
+        bounds, uninitialised (reads), touching a live mbarrier, or the CTA has exited."""
         end = offset + nbytes
         self.check_bounds(offset, nbytes)
         if not self.detect:
@@ -198,11 +195,8 @@ class SharedMemory:
         ).know("uninitialised-read", memory=self._bytes(offset, nbytes))
 
     def check_initialised(self, index: np.ndarray, nbytes: int) -> None:
-        """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data.
-
-        Raises:
-            IllegalAccess: some were never written or are part of a live mbarrier, or the CTA has exited.
-        """
+        """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data. Raises
+        IllegalAccess: some were never written or are part of a live mbarrier, or the CTA has exited."""
         self.check_open()
         holds_data = self.states.reshape(-1, nbytes)[index] == _DATA
         if self.detect and not holds_data.all():
@@ -245,11 +239,8 @@ class ClusterMemory:
         self.ctas = ctas
 
     def resolve(self, address: int) -> tuple[int, int]:
-        """Splits an address into (rank of the CTA in the cluster, offset).
-
-        Raises:
-            IllegalAccess: no such CTA in this cluster.
-        """
+        """Splits an address into (rank of the CTA in the cluster, offset). Raises IllegalAccess: no such CTA in this
+        cluster."""
         rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
         if not 0 <= rank < len(self.ctas):
             raise self.no_cta(address)

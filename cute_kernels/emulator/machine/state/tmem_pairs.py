@@ -35,11 +35,8 @@ class PairOperation:
         self._results: dict[int, tuple[WarpState, int]] = {}
 
     def join(self, warp: WarpState, operands: Operands) -> int | None:
-        """A warp performs the operation, or looks again whether its peer has; None: it has to wait.
-
-        Raises:
-            IllegalAccess: there is no peer, or the operands of the two differ.
-        """
+        """A warp performs the operation, or looks again whether its peer has; None: it has to wait. Raises
+        IllegalAccess: there is no peer, or the operands of the two differ."""
         rank, peer = warp.cta.rank, warp.cta.rank ^ 1
         if peer >= len(self._memories):
             raise IllegalAccess(f"{self.name}.cta_group::2 by CTA {rank} of a cluster without CTA {peer}, its peer")

@@ -50,11 +50,7 @@ _MAP_ALIGNMENT = 64
 
 
 def tensor_descriptor(cluster: Surroundings, address: int) -> bytes:
-    """The 128 bytes of a tensor map.
-
-    Raises:
-        IllegalAccess: misaligned, or not in memory that the launch may read.
-    """
+    """The 128 bytes of a tensor map. Raises IllegalAccess: misaligned, or not in memory that the launch may read."""
     if address % _MAP_ALIGNMENT:
         raise IllegalAccess(f"tensor map at {address:#x}, which is not {_MAP_ALIGNMENT}-byte aligned")
     if cluster.tracker is not None and space_of("generic", address)[0] == "global":
