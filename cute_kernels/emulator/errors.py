@@ -46,9 +46,7 @@ class EmulatorError(RuntimeError):
 
     def __init__(self, message: str = "", *, ptx_line: int | None = None, instruction: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.ptx_line = ptx_line
-        self.instruction = instruction
+        self.message, self.ptx_line, self.instruction = message, ptx_line, instruction
         self.facts = Facts()
 
     def know(self: _Error, kind: str = "", *notes: str, **facts: object) -> _Error:

@@ -224,12 +224,8 @@ def _plain(units: _Units) -> dict[str, dict[str, dict[str, int]]]:
 
 
 class UnitCounters:
-    """The work of the units of one cluster, which the core counts, and the waits of its warps.
-
-    Attributes:
-        warp: which warp runs now; work is attributed to its role.
-        core: where the core counts, from the first warp on.
-    """
+    """The work of the units of one cluster, which the core counts, and the waits of its warps. ``warp``: which warp
+    runs now; work is attributed to its role; ``core``: where the core counts, from the first warp on."""
 
     def __init__(self) -> None:
         self.warp: WarpState | None = None

@@ -76,10 +76,7 @@ def of_kernel(kernel: str, roles: Mapping[str, Sequence[str]]) -> tuple[str, ...
 
 def grouped(activities: Mapping[str, str]) -> dict[str, list[str]]:
     """Tracks of counts that stand for one row, by its title: warps without a name that do the same, else one track.
-
-    Args:
-        activities: by track (the name of a role, or "warp 3"), of `activity`.
-    """
+    ``activities``: by track (the name of a role, or "warp 3"), of `activity`."""
     groups: dict[str, list[str]] = {}
     unnamed: dict[str, list[int]] = {}
     for track, does in activities.items():

@@ -38,12 +38,7 @@ _IN_ORDER = ("tcgen05", "wgmma")  # engines whose operations run one after the o
 
 
 class Timeline:
-    """Collects the events of a launch.
-
-    Attributes:
-        events: what was recorded.
-        open: of clusters that have not ended.
-    """
+    """Collects the events of a launch. ``events``: what was recorded; ``open``: of clusters that have not ended."""
 
     def __init__(self) -> None:
         self.events = TraceEvents()

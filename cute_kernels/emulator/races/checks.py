@@ -114,24 +114,14 @@ class RaceChecks:
         return next(one for one in known if one.address == address)
 
     def _asked(self, what: int, conflict: ctypes.Structure) -> None:
-        self.kept = b""
-        if conflict.entry and self.stand is not None:
-            entry = LogEntry.from_address(conflict.entry)
-            self.kept = bytes(entry.value[: entry.kept])
-            self.stand(entry)
+        """The core has come upon something: a strong access, one of another CTA or cluster, one that may be late."""
+        self._stand_at_entry(conflict)
         if what == CONSTANTS["RACE_STRONG"]:
             self.ordered(LogEntry.from_address(conflict.entry))
             return
         access = Access.from_address(conflict.access)
         if access.issuer:
-            self.arrive()
-            self.agent = next(agent for agent in self.agents if agent.block_address == access.issuer)
-            column = int(self.epochs.columns[access.identity >> LANE_BITS])
-            clocks = self.agent.clocks
-            if access.own < 0:  # of several warps
-                visible = access.known - clocks.strides[0] * Row.VISIBLE
-                clocks = array_at(visible, clocks.size, np.int32).reshape(clocks.shape).copy()
-            self.looking = Operation(access.identity, column, clocks, access.own, access.lane)
+            self._look_as_operation(access)
         if what == CONSTANTS["RACE_ELSEWHERE"]:
             self.elsewhere(conflict)
         elif what == CONSTANTS["RACE_ABROAD"]:
@@ -140,6 +130,24 @@ class RaceChecks:
         elif (report := self._identity(what, conflict, access)) not in self.reported:
             self._report_late(what, conflict, access)
             self.reported.add(report)
+
+    def _stand_at_entry(self, conflict: ctypes.Structure) -> None:
+        """Reports name the instruction of the entry of the log, if the access is of one."""
+        self.kept = b""
+        if conflict.entry and self.stand is not None:
+            entry = LogEntry.from_address(conflict.entry)
+            self.kept = bytes(entry.value[: entry.kept])
+            self.stand(entry)
+
+    def _look_as_operation(self, access: ctypes.Structure) -> None:
+        """The access is of an asynchronous operation: it knows what the warp knows that issued it."""
+        self.arrive()
+        self.agent = next(agent for agent in self.agents if agent.block_address == access.issuer)
+        column, clocks = int(self.epochs.columns[access.identity >> LANE_BITS]), self.agent.clocks
+        if access.own < 0:  # of several warps
+            visible = access.known - clocks.strides[0] * Row.VISIBLE
+            clocks = array_at(visible, clocks.size, np.int32).reshape(clocks.shape).copy()
+        self.looking = Operation(access.identity, column, clocks, access.own, access.lane)
 
     def _identity(self, what: int, conflict: ctypes.Structure, access: ctypes.Structure) -> tuple[object, ...]:
         """Key of a report: the fault, and the instructions of both accesses."""

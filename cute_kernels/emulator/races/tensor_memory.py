@@ -21,11 +21,7 @@ Stream = STRUCTURES["Stream"]
 
 
 class TensorRaces:
-    """The part of the race detector that knows tensor memory.
-
-    Args:
-        tracker: the detector.
-    """
+    """The part of the race detector that knows tensor memory. ``tracker``: the detector."""
 
     def __init__(self, tracker: RaceChecks) -> None:
         self.tracker, self.epochs, self.planes = tracker, tracker.epochs, tracker.planes

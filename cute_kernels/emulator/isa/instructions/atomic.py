@@ -51,10 +51,10 @@ def atomic(
         type_: of one element.
         strength: how it orders other accesses.
         address: of each lane.
-        values: the vector to combine with, or for cas the value to compare with and the new one.
+        values: the vector to combine with, or for cas what to compare with and the new one; of 128 bits both halves.
     """
     size = TYPE_BITS[type_] // 8
-    count = 1 if name == "cas" else len(values)
+    count = len(values) // 2 if name == "cas" else len(values)
     dtype = np.dtype(f"u{size}")
     old = np.zeros((count, 32), dtype)
     operands = [np.broadcast_to(np.asarray(value, dtype), 32) for value in values]
@@ -80,37 +80,6 @@ def atomic(
     return old if count > 1 else old[0]
 
 
-def atomic_wide(
-    warp: Warp, mask: int, space: str, name: str, strength: Strength, address: LaneValues,
-    values: tuple[LaneValues, ...],
-) -> np.ndarray:
-    """exch and cas of 128 bits: the old values, uint64 [2, 32]; ``values`` are halves, the low ones first."""
-    old = np.zeros((2, 32), np.uint64)
-    operands = [np.broadcast_to(np.asarray(value, np.uint64), 32) for value in values]
-    addresses = np.broadcast_to(np.asarray(address).astype(np.uint64), 32)
-    if warp.cluster.meter is not None:
-        _count(warp, mask, space, addresses, 16)
-    before_any = warp.cluster.progress
-    for lane in lane_vector(mask).tolist():
-        if addresses[lane] % 16:
-            raise IllegalAccess(f"misaligned atomic of 16 bytes at {int(addresses[lane]):#x}")
-        kind, where = _place(warp, space, int(addresses[lane]))
-        memory = warp.cluster.memory if kind == "shared" else warp.cluster.gmem
-        if kind != "shared":
-            memory.view(where, 16, write=True)
-        old[:, lane] = np.frombuffer(bytes(memory.view(where, 16)), np.uint64)
-        given = np.array([operand[lane] for operand in operands], np.uint64)
-        if name == "cas" and (old[:, lane] != given[:2]).any():
-            continue
-        memory.view(where, 16, write=True)[:] = given[-2:].view(np.uint8)
-        warp.cluster.progress += bool((old[:, lane] != given[-2:]).any())
-    if warp.cluster.progress == before_any:
-        warp.cluster.look(mask, addresses, 16)
-    if warp.cluster.tracker is not None:
-        _watch(warp, mask, space, addresses, 16, strength)
-    return old
-
-
 def _place(warp: Warp, space: str, address: int) -> tuple[str, int]:
     """(global or shared; address in it), which are all that atomics may access (PTX ISA, "atom")."""
     kind, where = space_of(space, address)
@@ -124,7 +93,7 @@ def _place(warp: Warp, space: str, address: int) -> tuple[str, int]:
 
 def _update(warp: Warp, space: str, where: int, name: str, type_: str, given: np.ndarray) -> tuple[np.ndarray, bool]:
     """One read-modify-write; returns what was there, and whether that is different now."""
-    count = 1 if name == "cas" else len(given)
+    count = len(given) // 2 if name == "cas" else len(given)
     nbytes = count * given.itemsize
     if space == "shared":
         cells = warp.cluster.memory.view(where, nbytes)
@@ -132,7 +101,7 @@ def _update(warp: Warp, space: str, where: int, name: str, type_: str, given: np
         cells = warp.cluster.gmem.view(where, nbytes, write=True)
     before = np.frombuffer(bytes(cells), given.dtype)
     if name == "cas":
-        new = given[1:] if before[0] == given[0] else before
+        new = given[count:] if (before == given[:count]).all() else before
     else:
         new = combine(name, type_, before.view(np.uint8), given.view(np.uint8), flush=space == "global")
     raw = np.ascontiguousarray(new).view(np.uint8)
@@ -186,7 +155,7 @@ def lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> t
     strength = access_strength(instruction.parts[1:-1], atomic=True, write=instruction.parts[0] == "red")
     if bits == 128:
         halves = [block.whole(half) for item in items for half in block.split(block.value(item, bits), 2)]
-        call = Call(atomic_wide, [space, name, strength, address, tuple(halves)])
+        call = Call(atomic, [space, name, "b64", strength, address, tuple(halves)])
         return [Pack(block.anchor(call, [("u64", False)] * 2, [address, *halves]))], 1
     values = [block.whole(block.value(item, bits)) for item in items]
     call = Call(atomic, [space, name, type_, strength, address, tuple(values)])

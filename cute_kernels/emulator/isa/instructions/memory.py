@@ -30,7 +30,6 @@ SPACES = {
 }
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
-
 #: Qualifiers of addresses in the shared memory of the thread's own CTA (PTX ISA: .shared alone is .shared::cta).
 OWN = frozenset(("shared", "shared::cta"))
 

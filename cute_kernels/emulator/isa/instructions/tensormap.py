@@ -18,7 +18,6 @@ from cute_kernels.emulator.machine.units.sm import Warp
 
 _ALIGNMENT = 128
 
-
 _FIELDS = 64  # bytes that carry the fields of tiled modes; CuTe DSL leaves the others uninitialised
 
 

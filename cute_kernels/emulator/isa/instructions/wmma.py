@@ -217,7 +217,6 @@ def _in_memory(types: Iterable[tuple[str, str]], name: str) -> str:
 
 _SUMS = [(type_, of) for of in _SHAPES for type_ in _accumulators(of)]
 
-
 _FACTORS = [(type_, type_) for type_ in _SHAPES]
 
 

@@ -182,12 +182,8 @@ class _Translator:
 
 
 class Execution:
-    """The code of one launch: what its warps share, with the exchange area and the sites that work on it.
-
-    Args:
-        ptx, kernel, block: as for `translate`.
-        options: which detectors look.
-    """
+    """The code of one launch: what its warps share, with the exchange area and the sites that work on it. ``ptx``,
+    ``kernel``, ``block``: as for `translate`; ``options``: which detectors look."""
 
     def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
         self.debugger = options.debugger

@@ -72,12 +72,8 @@ def row_bytes(bits: int, uniform: bool) -> int:
 
 
 class Program:
-    """State that the blocks of a kernel share while they are lowered: code, sites, the state's layout.
-
-    Args:
-        header: bytes of the state before the registers.
-        detectors: whether instructions have to be reported to them.
-    """
+    """State that the blocks of a kernel share while they are lowered: code, sites, the state's layout. ``header``:
+    bytes of the state before the registers; ``detectors``: whether instructions have to be reported to them."""
 
     def __init__(self, header: int, detectors: bool) -> None:
         self.detectors = detectors

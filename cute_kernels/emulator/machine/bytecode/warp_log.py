@@ -16,12 +16,8 @@ LogEntry = STRUCTURES["LogEntry"]
 
 
 class WarpLog:
-    """The log of one warp's execution.
-
-    Attributes:
-        instruction: index of the one whose entry is being reported, or was when that raised; -1: none.
-        steps: the `WarpHeader.steps` of the warp at that entry.
-    """
+    """The log of one warp's execution. ``instruction``: index of the one whose entry is being reported, or was when
+    that raised; -1: none; ``steps``: the `WarpHeader.steps` of the warp at that entry."""
 
     def __init__(self, warp: Warp, tables: MemoryTables) -> None:
         self.warp, self.tables = warp, tables

@@ -34,11 +34,7 @@ _MOST_HELD = 64  # clusters of a launch that stand still with all their memories
 
 
 class Snapshot:
-    """Contents of device memory.
-
-    Args:
-        regions: (address, bytes) of it.
-    """
+    """Contents of device memory. ``regions``: (address, bytes) of it."""
 
     def __init__(self, regions: Iterable[tuple[int, int]]) -> None:
         self._memory = GlobalMemory()

@@ -27,12 +27,8 @@ _MOST_AT_FIRST = 4  # clusters that are interleaved, as long as none of them wai
 
 
 class Residents:
-    """Executes the clusters of a launch that have not started.
-
-    Args:
-        launch: whose.
-        timeline: takes what happens, or None.
-    """
+    """Executes the clusters of a launch that have not started. ``launch``: whose; ``timeline``: takes what happens, or
+    None."""
 
     def __init__(self, launch: Launch, timeline: Timeline | None) -> None:
         self._launch, self._timeline = launch, timeline

@@ -39,11 +39,7 @@ class _Warp(NamedTuple):
 
 def seeds_for_each_warp(ctas: int, warps: int) -> list[int]:
     """The least seeds that starve, in the first cluster of a launch, warp 0 of all CTAs, warp 1 of all CTAs, ...
-
-    Args:
-        ctas: of a cluster.
-        warps: of a CTA; none of them has a role.
-    """
+    ``ctas``: of a cluster; ``warps``: of a CTA; none of them has a role."""
     cluster = [_Warp(cta, f"warp {index}") for cta in range(ctas) for index in range(warps)]
     wanted = {frozenset(warp for warp in cluster if warp.track == f"warp {index}"): index for index in range(warps)}
     found: dict[int, int] = {}

@@ -30,8 +30,8 @@ def fault(
     what: int, fault: ctypes.Structure, memory: ClusterMemory, gmem: GlobalMemory, warp: WarpState | None
 ) -> EmulatorError:
     """A `Fault` of the core, in words: of a warp, or (None) of asynchronous work."""
-    name, nbytes, write = _NAMES[what], fault.amount, bool(fault.operation & _WRITE)
-    together, space = bool(fault.operation & _TOGETHER), _SPACES[fault.operation & _SPACE]
+    name, nbytes, write = _NAMES[what], fault.nbytes, bool(fault.how & _WRITE)
+    together, space = bool(fault.how & _TOGETHER), _SPACES[fault.how & _SPACE]
     address = fault.address & _WORD if together else fault.address
     if name == "MISALIGNED":
         message = f"misaligned {space} {'store' if write else 'load'} of {nbytes} bytes at {address:#x}"

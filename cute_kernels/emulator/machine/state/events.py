@@ -62,12 +62,7 @@ class Observer(Protocol):
 
 
 class Events:
-    """The stream of one cluster.
-
-    Args:
-        tables: of the core.
-        engine: knows the operations.
-    """
+    """The stream of one cluster. ``tables``: of the core; ``engine``: knows the operations."""
 
     def __init__(self, tables: ctypes.Structure, engine: AsyncEngine) -> None:
         self._tables, self._engine = tables, engine

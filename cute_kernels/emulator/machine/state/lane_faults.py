@@ -18,7 +18,7 @@ FAULTS = {CONSTANTS[name] for name in ("LANES_DIFFER", "MASKS_DIFFER", "WRONG_ME
 
 def fault(what: int, fault: ctypes.Structure, warp: WarpState) -> EmulatorError:
     """A `Fault` of the core, in words."""
-    lanes = fault.lanes
+    lanes = fault.mask
     if what == CONSTANTS["WRONG_LANES"]:
         return _part_of_a_warp(warp, lanes)
     if what == CONSTANTS["WRONG_MEMBERS"]:

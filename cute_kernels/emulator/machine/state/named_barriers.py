@@ -31,11 +31,7 @@ class Point(Protocol):
 
 
 class NamedBarriers:
-    """The named barriers of a CTA. They count whole warps.
-
-    Attributes:
-        address: of a `NamedBarriers` of the core.
-    """
+    """The named barriers of a CTA. They count whole warps. ``address``: of a `NamedBarriers` of the core."""
 
     def __init__(self, cta: CtaState) -> None:
         self.cta = cta

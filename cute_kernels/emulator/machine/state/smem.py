@@ -80,9 +80,7 @@ class SharedMemory:
     def __init__(self, size: int, cta_rank: int = 0, *, detect: bool = True, uninitialised: bool = True) -> None:
         if size < SYSTEM_BYTES or size > 1 << 18:
             raise IllegalAccess(f"shared memory of {size} bytes; legal are {SYSTEM_BYTES} to {1 << 18}")
-        self.size = size
-        self.cta_rank = cta_rank
-        self.detect = detect
+        self.size, self.cta_rank, self.detect = size, cta_rank, detect
         self.report: Callable[[EmulatorError], None] = raising
         self._fresh = 0 if uninitialised else _DATA  # state of what nobody has written
         self.exited = False
@@ -226,10 +224,7 @@ class SharedMemory:
 
 
 class ClusterMemory:
-    """Shared memory of all CTAs of a cluster under one address.
-
-    Args:
-        ctas: one SharedMemory per CTA, in order of rank.
+    """Shared memory of all CTAs of a cluster under one address. ``ctas``: one SharedMemory per CTA, in order of rank.
     """
 
     def __init__(self, ctas: list[SharedMemory]) -> None:

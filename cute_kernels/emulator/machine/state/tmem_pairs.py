@@ -79,6 +79,20 @@ class PairOperation:
         return f"waits for a warp of CTA {rank ^ 1} to execute {self.name}.cta_group::2 as well"
 
 
+def pair_operations(memories: list[TensorMemory]) -> dict[str, PairOperation]:
+    """The operations of one pair, by name; ``memories``: of all CTAs of the cluster."""
+
+    def deallocate(memory: TensorMemory, operands: Operands) -> int:
+        memory.dealloc(*operands)
+        return 0
+
+    return {
+        "alloc": PairOperation("tcgen05.alloc", memories, lambda memory, operands: memory.alloc(*operands),
+                               lambda memory, operands: memory.has_room(*operands)),
+        "dealloc": PairOperation("tcgen05.dealloc", memories, deallocate),
+    }  # fmt: skip
+
+
 class PairWait(Wait):
     """For the peer's part of an operation."""
 

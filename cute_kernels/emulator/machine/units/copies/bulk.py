@@ -118,7 +118,7 @@ class BulkUnit:
                 text = self.text(copy)
                 tracker.report(tracker.before_init(copy.signal, text, warp.agent, fault.column, fault.clock))
             case _:
-                self._combine(copy, *(_bytes(each, fault.amount) for each in (fault.cells, fault.more)))
+                self._combine(copy, *(_bytes(each, fault.nbytes) for each in (fault.cells, fault.more)))
 
     def _decode(self, address: int) -> int:
         """Decodes the tensor map at a generic address for the core: number of the entry."""

@@ -122,12 +122,8 @@ def generation(target: str) -> str:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How the tensor cores of a launch add.
-
-    Attributes:
-        choice: as of the architecture, or exactly.
-        target: of the PTX, ``sm_90a``.
-    """
+    """How the tensor cores of a launch add. ``choice``: as of the architecture, or exactly; ``target``: of the PTX,
+    ``sm_90a``."""
 
     choice: Choice = "exact"
     target: str = ""

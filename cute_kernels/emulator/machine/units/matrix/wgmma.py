@@ -95,11 +95,8 @@ def operation_text(form: Form, rank: int, issued: Collection[int]) -> str:
 
 
 class WgmmaUnit:
-    """The wgmma pipes of one cluster, one per warpgroup, as reports and waits need them.
-
-    Attributes:
-        forms: of the kernel's wgmma.mma_async, by number.
-    """
+    """The wgmma pipes of one cluster, one per warpgroup, as reports and waits need them. ``forms``: of the kernel's
+    wgmma.mma_async, by number."""
 
     def __init__(self, cluster: Surroundings) -> None:
         self.cluster, self._header = cluster, cluster.barriers.tables
@@ -187,10 +184,11 @@ class WgmmaUnit:
         if name == "COPIED":
             if self.cluster.options.looks_for("registers"):
                 raise UnsupportedPTX(
-                    f"lanes {fault.lanes:#010x} of a warp with live lanes {warp.live:#010x} copy an accumulator of a "
-                    "wgmma that no wgmma.wait_group has waited for: only whole warps can"
+                    f"lanes {fault.lanes.mask:#010x} of a warp with live lanes {warp.live:#010x} copy an accumulator "
+                    "of a wgmma that no wgmma.wait_group has waited for: only whole warps can"
                 )
             return
+        fault = fault.wgmma
         form = self.forms[fault.form]
         if name == "UNINITIALISED":
             self._uninitialised(form, fault)
