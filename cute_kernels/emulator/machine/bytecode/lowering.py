@@ -49,7 +49,7 @@ def lower(
     module = parse(ptx)
     entry = pick(module, kernel)
     check_operands(entry)
-    check_target(module.target, entry.instructions)
+    check_target(module.target, module.version, entry.instructions)
     lowering = Lowering(module, _wide_in_halves(entry), block_shape, single)
     if registers:
         check_registers(lowering.flow)
