@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
-from cute_kernels.emulator.isa.ptx.decode import Kernel
+from cute_kernels.emulator.isa.ptx.program import Kernel
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.units.copies.tensor_map import NBYTES, Im2colMap, TensorMap, encode
 
