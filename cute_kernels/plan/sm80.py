@@ -122,7 +122,7 @@ FIELDS = {
     "warps_m": base.Field("warps of a CTA along one dimension", (1, 2, 4)),
     "warps_n": base.Field("warps of a CTA along one dimension", (1, 2, 4)),
     "row_bytes": base.Field("a row of a stage is swizzled in 4 or 8 pieces of 16 bytes", (64, 128)),
-    "stages": base.Field("copies and products overlap with two stages or more", least=2, most=8),
+    "stages": base.Field("copies and products overlap with 2 to 8 stages", least=2, most=8),
     "resident_ctas": base.Field("CTAs of a multiprocessor", least=1, most=16),
 }
 
