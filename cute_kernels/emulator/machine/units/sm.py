@@ -394,7 +394,7 @@ class Cluster:
         return True
 
     def _fault(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> EmulatorError:
-        """What the core has found wrong, in words: of a detector's faults the error, all others are raised."""
+        """Error of what the core has found wrong: of a detector's faults it is returned, all others are raised."""
         if what == CONSTANTS["RACE_RAISED"]:
             self.tracker.unit.reraise()
         if what in named_barriers.FAULTS:
