@@ -360,7 +360,7 @@ class Session:
 
         yield torch, "compile", _uncompiled
         yield torch.nn.Module, "compile", _leave_uncompiled
-        yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
+        yield torch.cuda, "CUDAGraph", type("CUDAGraph", (Graph,), {"session": session})
         yield torch.cuda, "graph", Graph.captured
         yield torch.cuda, "is_current_stream_capturing", lambda: session.graph is not None
         yield torch.cuda, "graph_pool_handle", lambda: NO_POOL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import cutlass
 import cutlass.cute.runtime
@@ -37,7 +38,10 @@ def torch_dtype(tensor: cutlass.cute.Tensor) -> torch.dtype | None:
         return torch.float4_e2m1fn_x2
     if kind.width < 8 and kind.__name__ != "Boolean":
         return None
-    return cutlass.torch.dtype(kind)
+    # Programs register element types of their own with TVM-FFI, by the name of the type that they stand for.
+    converter = sys.modules.get("cutlass.cute._tvm_ffi_args_spec_converter")
+    registered = getattr(converter, "NumericToTVMFFIDtype", {}).get(kind, "")
+    return getattr(torch, registered, None) or cutlass.torch.dtype(kind)
 
 
 def is_symbol(value: object) -> bool:
