@@ -47,7 +47,6 @@ def name_of(dtype: object) -> str:
 
 # --- types: what dataclasses do not check themselves -----------------------------------------------------------------
 
-
 class Typed:
     """Base of frozen dataclasses of integers, bools and strings: each field has the type of its annotation.
 

@@ -17,7 +17,6 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from cute_kernels import dsl
 from cute_kernels.dsl import compiling
 
 EMULATOR_TESTS = (
@@ -55,7 +54,7 @@ def make_environment(root: Path, version: str) -> Path:
         Path(paths["purelib"], "rest.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
         parts = ("", "-libs-base", "-libs-core", "-libs-cu12")
         install = ["install", "--quiet", "--no-deps", "--ignore-installed"]
-        install += [f"{dsl.DISTRIBUTION}{part}=={version}" for part in parts]
+        install += [f"{compiling.DISTRIBUTION}{part}=={version}" for part in parts]
         # The constraints pin the one version that the other tests use.
         environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
         subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True, env=environment)
@@ -67,31 +66,32 @@ def make_environment(root: Path, version: str) -> Path:
 
 def newest() -> str:
     """The newest version that the package index has, of pre-releases too."""
-    command = [sys.executable, "-m", "pip", "index", "versions", "--pre", dsl.DISTRIBUTION]
+    command = [sys.executable, "-m", "pip", "index", "versions", "--pre", compiling.DISTRIBUTION]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return re.search(rf"^{dsl.DISTRIBUTION} \((.+)\)$", said, re.MULTILINE)[1]
+    return re.search(rf"^{compiling.DISTRIBUTION} \((.+)\)$", said, re.MULTILINE)[1]
 
 
 def main() -> int:
     """Exit status 1 if a test fails with any version."""
     parser = argparse.ArgumentParser(prog="make dsl-versions", description=__doc__.partition("\n")[0])
-    parser.add_argument("--versions", nargs="+", choices=dsl.EMULATOR_VERSIONS, default=dsl.EMULATOR_VERSIONS)
+    known = compiling.EMULATOR_VERSIONS
+    parser.add_argument("--versions", nargs="+", choices=known, default=known)
     parser.add_argument("--newest", action="store_true", help="the newest of the package index instead")
     default = Path(sys.prefix) / "dsl"
     parser.add_argument("--environments", type=Path, default=default, metavar="DIR", help="default: %(default)s")
     parser.add_argument("pytest", nargs="*", help="further arguments of pytest, after --")
     options = parser.parse_args()
     if options.newest:
-        options.versions = [version for version in (newest(),) if version not in dsl.EMULATOR_VERSIONS]
-        print(f"newer than {dsl.EMULATOR_VERSIONS[-1]}: {', '.join(options.versions) or 'nothing'}", flush=True)
+        options.versions = [version for version in (newest(),) if version not in known]
+        print(f"newer than {known[-1]}: {', '.join(options.versions) or 'nothing'}", flush=True)
     status = {}
     for version in options.versions:
-        tests = EMULATOR_TESTS if version in dsl.EMULATOR_VERSIONS[: -len(dsl.KERNEL_VERSIONS)] else KERNEL_TESTS
-        print(f"--- {dsl.DISTRIBUTION} {version}: {len(tests)} files", flush=True)
+        tests = EMULATOR_TESTS if version in known[: -len(compiling.KERNEL_VERSIONS)] else KERNEL_TESTS
+        print(f"--- {compiling.DISTRIBUTION} {version}: {len(tests)} files", flush=True)
         command = [make_environment(options.environments / version, version), "-m", "pytest", *tests, *options.pytest]
         status[version] = subprocess.run(command, env=os.environ | {compiling.UNTESTED: version}).returncode
     for version, code in status.items():
-        print(f"{dsl.DISTRIBUTION} {version}: {'passed' if code == 0 else f'FAILED (pytest exits with {code})'}")
+        print(f"{compiling.DISTRIBUTION} {version}: {'passed' if code == 0 else f'FAILED (pytest exits with {code})'}")
     return int(any(status.values()))
 
 

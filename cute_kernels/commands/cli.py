@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cute_kernels import __version__, dsl
+from cute_kernels import __version__
 from cute_kernels.commands import bench, compare, profile, same, sass, sweep, tables
 from cute_kernels.commands.kernel_options import (
     OPERATIONS,
@@ -27,7 +27,7 @@ from cute_kernels.commands.kernel_options import (
     plan_of,
 )
 from cute_kernels.common import extras, files
-from cute_kernels.dsl import kernel_cache
+from cute_kernels.dsl import compiling, kernel_cache
 from cute_kernels.models.siglip.models import ARCHITECTURES
 from cute_kernels.operations import compile
 from cute_kernels.operations.runtime import environment, tuned
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         files.complain(f"cute-kernels: error: {_without_memory(error)}")
         return 2
-    except (ValueError, OSError, ModuleNotFoundError, NotImplementedError, dsl.UnsupportedVersion) as error:
+    except (ValueError, OSError, ModuleNotFoundError, NotImplementedError, compiling.UnsupportedVersion) as error:
         files.complain(f"cute-kernels: error: {files.printable(' '.join(str(error).split()))}")
         try:
             if sys.stdout is not None:

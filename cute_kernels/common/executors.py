@@ -72,7 +72,6 @@ def _perform(prepared: Prepared, function: Callable[..., Result], item: tuple) -
 
 # --- where the work comes from --------------------------------------------------------------------------------------
 
-
 class Workers:
     """Runs functions on a state that each worker prepares once; a context, at whose end processes end.
 
@@ -221,10 +220,7 @@ def _end_processes(executor: Executor) -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker ends when the process that made it has ended, which cannot say so where a signal ended it.
-
-    Its workers would wait for tasks for ever: each of them holds the other end of the pipe that tasks come by.
-    """
+    """Ends a worker whose parent has ended: its siblings hold the pipe of tasks open, for which it would wait."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -235,7 +231,6 @@ def _end_with_parent() -> None:
 
 
 # --- clusters -------------------------------------------------------------------------------------------------------
-
 
 @contextlib.contextmanager
 def connect(address: str) -> Iterator[Executor]:
@@ -268,11 +263,7 @@ def check_address(address: str) -> tuple[str, str]:
 
 
 class _Submitting(Executor):
-    """An executor by a function that submits.
-
-    Attributes:
-        share: makes what tasks take in place of a large argument, which each machine gets once.
-        width: tasks at once.
+    """An executor by a function that submits; ``share`` makes what each machine gets once, ``width`` is how many run.
     """
 
     def __init__(self, submit: Callable[..., Future], share: Callable[[Any], Any], width: int) -> None:

@@ -12,8 +12,13 @@ def _of_subclass(self: Any) -> Any:
     """The rule of a fact that a subclass has to give."""
 
 
+def fact(rule: Callable[[Any], Any] = _of_subclass) -> Any:
+    """Declares a fact: a property; abstract without a rule."""
+    return property(rule)
+
+
 def number(rule: Callable[[Any], Any] = _of_subclass) -> Any:
-    """A property that is a number; abstract without a rule."""
+    """Declares a fact that is a number."""
     return property(rule)
 
 

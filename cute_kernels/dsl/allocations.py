@@ -151,10 +151,7 @@ def _of_kernel(kernel: Any) -> Allocations:
 
 
 class _Pointers:
-    """Pointers of a kernel by their names in its text, each with its root, bytes and unknown steps behind that.
-
-    The text, because CuTe DSL's bindings make new operations of each tensor that they are asked for.
-    """
+    """Pointers of a kernel by their names in its text: bindings would make new operations of each tensor."""
 
     def __init__(self, starts: Iterable[tuple[int | None, int | None]]) -> None:
         self._starts, self._known = iter(starts), dict[str, tuple[int | None, str, int, int]]()

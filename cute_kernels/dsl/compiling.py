@@ -205,10 +205,7 @@ def _without_line(initialise: Callable[..., None]) -> Callable[..., None]:
 
 
 def _remembering(key: Callable[[Any], Hashable], keep: Callable[[Any], Any]) -> Callable[[Callable], Callable]:
-    """Makes of a function of one argument one that is asked once for each ``key`` of its argument.
-
-    Keys are numbers of objects and not these, whose hash may be that of all they hold; what ``keep`` gives of the
-    argument lives as long as the numbers stand for it.
+    """Makes a function that is asked once for each ``key``, a number, which what ``keep`` gives keeps from another use.
     """
 
     def remembering(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

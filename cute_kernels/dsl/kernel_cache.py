@@ -31,8 +31,8 @@ from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 
-from cute_kernels import dsl
 from cute_kernels.common import files
+from cute_kernels.dsl import host_code
 from cute_kernels.dsl.allocations import Allocations
 
 _KIND = b"CuteKrn"
@@ -253,7 +253,7 @@ def _origin() -> dict[str, object]:
     # a launch passes them.
     modules = [module for folder in ("dsl", "kernels", "plan") for module in (package / folder).rglob("*.py")]
     sources = sorted([*modules, package / "operations" / "compile.py"])
-    library = dsl.runtime_library()
+    library = host_code.runtime_library()
     distributions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
@@ -269,7 +269,6 @@ def _origin() -> dict[str, object]:
 
 
 # --- file format: magic, length of header, header (JSON), sections, SHA-256 of everything before ----------------------
-
 
 def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
     """The bytes of an entry."""
@@ -335,7 +334,6 @@ def _sections(content: bytes, check_header: Callable[[dict], None]) -> dict[str,
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
-
 def read_private(path: Path) -> bytes:
     """The content of a regular file that only this user can write.
 
@@ -387,7 +385,6 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class EntryReport:

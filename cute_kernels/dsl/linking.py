@@ -45,15 +45,9 @@ class _Section(NamedTuple):
 
 
 class _At(NamedTuple):
-    """Terms of the formula of a relocation, as the ABIs call them.
+    """Terms of a relocation's formula, as the ABIs call them: what is at ``p`` gets symbol ``s`` plus ``a``.
 
-    Attributes:
-        p: address that is relocated.
-        s: of the symbol.
-        a: the addend.
-        call: of the symbol, near enough for any relative call.
-        entry: of the symbol's entry in the global offset table.
-        table: of that table.
+    ``call`` is near enough for any relative call; ``entry`` is the symbol's in the global offset table, at ``table``.
     """
 
     p: int
@@ -166,10 +160,7 @@ class Linked:
         self._count = self._table.size // _SYMBOL.size
 
     def _lay_out(self) -> tuple[dict[int, int], int, int]:
-        """Place of each section that is loaded; bytes of code; bytes of all.
-
-        Behind the code are jumps to what is outside, and behind the rest the global offset table.
-        """
+        """Places of loaded sections, bytes of code, behind which jumps stand, and of all, with the table of offsets."""
         (names,) = struct.unpack_from("<H", self._code, _NAMES_INDEX)
         loaded = [
             index

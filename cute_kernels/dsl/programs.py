@@ -183,7 +183,6 @@ def context_initialisers() -> Iterator[tuple[Any, str]]:
 
 # --- arguments of `cute.compile`, and of calls of what it has compiled -----------------------------------------------
 
-
 def is_fake_tensor(value: Any) -> bool:
     """Whether an argument of `cute.compile` stands for a tensor by its type, extents and strides alone."""
     import cutlass.cute.runtime

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -15,12 +15,8 @@ from cute_kernels.kernels.ptx import Pair
 
 @cute.jit
 def scale_add_round(
-    accumulator: cute.Tensor,
-    table: cute.Tensor | None,
-    scale: Float32 | cute.Tensor,
-    epilogue: cutlass.Constexpr,
-    packed_f32: cutlass.Constexpr[bool],
-    adds_bf16: cutlass.Constexpr[bool] = True,
+    accumulator: cute.Tensor, table: cute.Tensor | None, scale: Float32 | cute.Tensor, epilogue: cutlass.Constexpr,
+    packed_f32: cutlass.Constexpr[bool], adds_bf16: cutlass.Constexpr[bool] = True
 ) -> cute.Tensor:
     """``accumulator * scale + table`` in BF16, elementwise over one thread's registers.
 
@@ -59,10 +55,8 @@ def scale_add_round(
 
 
 def scale_add(
-    sums: tuple[Float32, ...],
-    scales: tuple[Float32, ...],
-    addends: tuple[Float32, ...] | None,
-    packed_f32: bool = False,
+    sums: tuple[Float32, ...], scales: tuple[Float32, ...], addends: tuple[Float32, ...] | None,
+    packed_f32: bool = False
 ) -> tuple[Float32, ...]:
     """``fma(sum, scale, addend)`` elementwise, or the product where nothing is added: FP32, rounded once.
 
@@ -85,7 +79,6 @@ def as_floats(sums: cute.Tensor) -> cute.Tensor:
 
 
 # --- scale of an accumulator: one for the call, or a product of factors of rows and features -------------------------
-
 
 @dataclass(frozen=True)
 class Scales:
@@ -129,13 +122,8 @@ class Scales:
 
 
 def scales_of(
-    by_pointer: bool,
-    scale: Float32 | cute.Pointer | None,
-    row_scale: cute.Pointer | None,
-    feature_scale: cute.Pointer | None,
-    m: Int32,
-    n: Int32,
-    *batches: Int32,
+    by_pointer: bool, scale: Float32 | cute.Pointer | None, row_scale: cute.Pointer | None,
+    feature_scale: cute.Pointer | None, m: Int32, n: Int32, *batches: Int32
 ) -> Scales:
     """Scales that a host function is given, as views; with a number of products ``[.., batches]``."""
     call = cute.make_tensor(scale, 1) if by_pointer else scale
@@ -146,16 +134,11 @@ def scales_of(
 
 # --- activations of an epilogue, by the contract of `cute_kernels.operations.reference.activations` -------------------
 
-
 @dataclass(frozen=True)
 class Sigmoid:
     """``sat(1/2 + u B(sat(u u)))`` with ``u = q A(sat(q q))`` and ``q = scale * x``; sat is into [0, 1], NaN to 0.
 
-    Without coefficients of ``A`` u is q.
-
-    Attributes:
-        scale: of the argument.
-        inner, outer: coefficients of ``A`` and ``B``, ascending.
+    Coefficients ascend: ``inner`` of ``A``, without which u is q, ``outer`` of ``B``.
     """
 
     scale: float
@@ -194,26 +177,18 @@ LONG = {
         (3.6005964, -12.249812, 33.302116, -61.036915, 73.625114, -55.995056, 24.305672, -4.584079),
         (1.0067685, -1.0958704, 1.2782457, -1.4361918, 1.4214661, -1.0797008, 0.52356434, -0.11726415),
     ),
-    "quick_gelu": Sigmoid(
-        0.11737931,
-        (3.6005964, -12.249812, 33.302116, -61.036915, 73.625114, -55.995056, 24.305672, -4.584079),
-        (1.0067685, -1.0958704, 1.2782457, -1.4361918, 1.4214661, -1.0797008, 0.52356434, -0.11726415),
-    ),
 }
 """In FP32."""
+LONG["quick_gelu"] = replace(LONG["silu"], scale=0.11737931)
 
 
 @cute.jit
 def activate(
     pair: Pair, activation: cutlass.Constexpr[str], dtype: cutlass.Constexpr, packed: cutlass.Constexpr[bool] = False
 ) -> Pair:
-    """One of `cute_kernels.config.ACTIVATIONS` of two registers.
+    """One of `cute_kernels.config.ACTIVATIONS` of two FP32 registers, which the caller rounds to ``dtype``.
 
-    Args:
-        pair: FP32.
-        activation: its name.
-        dtype: element type to which the caller rounds the results.
-        packed: the architecture has two-wide FP32 arithmetic (sm_100 and later).
+    ``packed``: the architecture has two-wide FP32 arithmetic (sm_100 and later).
     """
     if cutlass.const_expr(activation == "none"):
         return pair

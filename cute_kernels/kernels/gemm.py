@@ -131,11 +131,7 @@ class DeviceArguments:
 
 
 class GemmHost(Host):
-    """A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`.
-
-    Attributes:
-        dtype, b_dtype: what the tensor core multiplies.
-    """
+    """A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`."""
 
     def __init__(self, plan: GemmPlan) -> None:
         super().__init__(plan)
@@ -165,18 +161,9 @@ class GemmHost(Host):
             residual_tma = load_tma(residual, box_layout, box)
         m_tiles, n_tiles = cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns)
         arguments = DeviceArguments(
-            tiled_mma=tiled_mma,
-            a=a_tma,
-            b=b_tma,
-            out=store_tma(out, box_layout, box),
-            residual=residual_tma,
-            bias=bias_view(o.bias, plan, n),
-            addends=gemm_addends(plan, o),
-            m_tiles=m_tiles,
-            n_tiles=n_tiles,
-            batches=batches,
-            k_blocks=cute.ceil_div(k, plan.tile_k),
-            divisors=self.divisors(m_tiles, n_tiles),
+            tiled_mma=tiled_mma, a=a_tma, b=b_tma, out=store_tma(out, box_layout, box), residual=residual_tma,
+            bias=bias_view(o.bias, plan, n), addends=gemm_addends(plan, o), m_tiles=m_tiles, n_tiles=n_tiles,
+            batches=batches, k_blocks=cute.ceil_div(k, plan.tile_k), divisors=self.divisors(m_tiles, n_tiles)
         )
         launch_clusters(self.kernel(arguments), plan, o.clusters, stream)
 
@@ -240,15 +227,9 @@ def biases(
 
 @cute.jit
 def finish(
-    accumulator: cute.Tensor,
-    bias: cute.Tensor | None,
-    activation: cutlass.Constexpr,
-    dtype: cutlass.Constexpr,
-    *,
-    scale: Float32 | cute.Tensor | None = None,
-    residual: cute.Tensor | None = None,
-    out_factor: Float32 | None = None,
-    packed_f32: cutlass.Constexpr[bool] = False,
+    accumulator: cute.Tensor, bias: cute.Tensor | None, activation: cutlass.Constexpr, dtype: cutlass.Constexpr, *,
+    scale: Float32 | cute.Tensor | None = None, residual: cute.Tensor | None = None, out_factor: Float32 | None = None,
+    packed_f32: cutlass.Constexpr[bool] = False
 ) -> cute.Tensor:
     """``out_factor * (activation(scale * accumulator + bias) + residual)`` in ``dtype``, by one thread's registers.
 

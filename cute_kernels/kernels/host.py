@@ -26,14 +26,7 @@ Operands: TypeAlias = Any
 
 
 def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> None:
-    """Launches persistent clusters with programmatic dependent launch.
-
-    Args:
-        kernel: device function with its arguments.
-        plan: gives threads, cluster and shared memory.
-        clusters: how many.
-        stream: where.
-    """
+    """Launches persistent clusters with programmatic dependent launch."""
     kernel.launch(
         grid=(clusters * math.prod(plan.cluster), 1, 1),
         block=(plan.threads, 1, 1),
@@ -51,9 +44,6 @@ class Host:
     """Host entry for one plan. Sizes are launch arguments: one compiled kernel serves all of them.
 
     A subclass has ``__call__(operands, stream)`` and the device code, ``kernel``.
-
-    Attributes:
-        plan, graph: what the kernel does, its roles and barriers.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -61,7 +51,6 @@ class Host:
 
 
 # --- CuTe DSL's types by the names that plans use --------------------------------------------------------------------
-
 
 ELEMENT_TYPES = {
     "float8_e4m3fn": cutlass.Float8E4M3FN,
@@ -79,7 +68,6 @@ memory."""
 
 
 # --- the host entry that all kernels over images have in common ------------------------------------------------------
-
 
 class ImagesHost(Host):
     """Images, their sizes and features are launch arguments; channels are not.
@@ -101,20 +89,12 @@ class ImagesHost(Host):
 
 # --- the host entry that all patch embeds over rows have in common: their operands as views, and the launch ----------
 
-
 @dataclass(frozen=True)
 class RowsOperands:
-    """Operands of a launch over rows.
+    """Operands of a launch over rows, and sizes.
 
-    Attributes:
-        x, out: ``[images, K or N, positions]``; where tiles are not made of positions, rows count as images of one.
-        weight: ``[N, K]``.
-        table: bias + position table, in a layout of the kernel's own, or None.
-        table_index: ``[rows]`` position of each row, or None.
-        table_rows: positions that the table has.
-        scales: of rows, features and the whole call.
-        rows, n, k: sizes.
-        images, positions: extents of ``x`` and ``out``.
+    ``x`` and ``out`` are ``[images, K or N, positions]``; where tiles are not made of positions, rows count as images
+    of one. ``weight`` is ``[N, K]``, ``table`` in a layout of the kernel's own, ``table_index`` positions of rows.
     """
 
     x: cute.Tensor
@@ -171,7 +151,6 @@ class RowsHost(Host):
 
 
 # --- arguments of the kernels that compute ``out^T`` of rows ---------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class TransposedArguments:

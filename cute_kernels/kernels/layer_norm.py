@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.host import Operands
 from cute_kernels.plan.base import LANES, VECTOR_BYTES
@@ -33,10 +33,8 @@ class LayerNormScaleKernel:
         """Launches a warp for each row."""
         plan = self.plan
         self.kernel(o.x, o.addend, o.scale, o.m, o.k).launch(
-            grid=(cute.ceil_div(o.m, plan.warps), 1, 1),
-            block=(plan.threads, 1, 1),
-            stream=stream,
-            use_pdl=plan.overlaps,
+            grid=(cute.ceil_div(o.m, plan.warps), 1, 1), block=(plan.threads, 1, 1), stream=stream,
+            use_pdl=plan.overlaps
         )
 
     @cute.kernel
@@ -64,4 +62,4 @@ class LayerNormScaleKernel:
                 cute.make_tensor(scale + row, 1)[0] = ptx.div_rn_f32(Float32(k), deviation)
 
 
-dsl.name_kernel(LayerNormScaleKernel.kernel, "layer_norm_scale")
+compiling.name_kernel(LayerNormScaleKernel.kernel, "layer_norm_scale")

@@ -48,22 +48,12 @@ class Operand:
 
 
 def tma_operand(
-    atom: cute.CopyAtom,
-    source: cute.Tensor,
-    stages: cute.Tensor,
-    box_modes: int,
-    boxes: int = 1,
-    tile: tuple[int, int | Int32] = (1, 0),
-    share: tuple[int, int | Int32] = (1, 0),
-    mask: Int32 | None = None,
+    atom: cute.CopyAtom, source: cute.Tensor, stages: cute.Tensor, box_modes: int, boxes: int = 1,
+    tile: tuple[int, int | Int32] = (1, 0), share: tuple[int, int | Int32] = (1, 0), mask: Int32 | None = None
 ) -> Operand:
-    """One operand of this CTA.
+    """One operand of this CTA, from its parts of the TMA view and of shared memory: boxes of ``box_modes`` modes.
 
     Args:
-        atom: TMA load.
-        source: this CTA's part of the TMA view, by boxes.
-        stages: its buffers in shared memory.
-        box_modes: modes of a box, in both.
         boxes: row boxes of one stage.
         tile: tiles of a cluster along this operand, and which one this CTA multiplies.
         share: CTAs that share that tile, and which of its parts this CTA loads.
@@ -77,11 +67,8 @@ def tma_operand(
 
 @cute.jit
 def clear_unloaded(
-    stages: cute.Pointer,
-    count: cutlass.Constexpr[int],
-    stage_bytes: cutlass.Constexpr[int],
-    loaded_bytes: cutlass.Constexpr[int],
-    threads: cutlass.Constexpr[int],
+    stages: cute.Pointer, count: cutlass.Constexpr[int], stage_bytes: cutlass.Constexpr[int],
+    loaded_bytes: cutlass.Constexpr[int], threads: cutlass.Constexpr[int]
 ) -> None:
     """Zeros what no load writes: of ``count`` stages all but the first ``loaded_bytes``, by all threads of the CTA.
 
@@ -139,14 +126,7 @@ class Load:
 
 @dataclass(frozen=True)
 class WeightLoad:
-    """Fetches what of a weight stays in shared memory, once.
-
-    Attributes:
-        blocks: operand and K block of each buffer, in their order.
-        pipe: of the weight.
-        n_tile: which features of it.
-        announces: whether this CTA announces the bytes; those of a pair complete on the leader's barrier.
-    """
+    """Fetches what of a weight stays in shared memory, once: operand and K block of each buffer, ``blocks``."""
 
     blocks: tuple[tuple[Operand, int], ...]
     pipe: Pipe
@@ -166,7 +146,6 @@ class WeightLoad:
 
 # --- TMA producer warp of the transposed product: rows of ``x`` -> operand stages ------------------------------------
 
-
 @dataclass(frozen=True)
 class RowsLoad:
     """Fills operand stages for every tile of this cluster.
@@ -176,10 +155,8 @@ class RowsLoad:
     SM100 CTAs each loads rows of its own, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        x: TMA view ``[box, row block, k_block, position block]`` and buffers ``[box, block]``, ``stage_blocks``
-            consecutive blocks of 128 bytes of K in a stage.
-        weight: a streamed weight, whose boxes are of the features of this CTA; None if it is resident.
-        n_tile: which features of a streamed weight.
+        x: view ``[box, row block, k_block, position block]``; ``stage_blocks`` consecutive K blocks are a stage.
+        weight, n_tile: a streamed weight, and which features of it this CTA multiplies; None if it is resident.
         announces: whether this CTA announces the bytes of a stage.
     """
 
@@ -214,7 +191,6 @@ class RowsLoad:
 
 
 # --- rows in memory as TMA and the stores see them: plain, or as images at positions ---------------------------------
-
 
 def rows_layout(rows: Int32, columns: Int32, divisor: int) -> cute.Layout:
     """Row-major ``[rows, columns]`` whose rows are a multiple of ``divisor`` elements, 16 bytes for TMA."""

@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.host import ELEMENT_TYPES, Operands
 from cute_kernels.plan.patchify import PITCH_PAD_BYTES, PatchifyPlan
@@ -40,15 +40,12 @@ class PatchifyKernel:
         pixels = o.grid_columns * (problem.patch * problem.patch)  # of one channel's strip
         strips = 1 if problem.channels_last else problem.channels
         strip = pixels * (problem.channels // strips)
-        smem = strip * (strips * plan.pixel_bytes)
+        smem = strip * (strips * plan.in_bytes)
         if cutlass.const_expr(plan.gathers_vectors):
             smem += problem.channels * problem.patch * PITCH_PAD_BYTES
         self.kernel(o.images, o.x, strip, o.grid_rows, o.grid_columns).launch(
-            grid=(o.batch * o.grid_rows, 1, 1),
-            block=(plan.threads, 1, 1),
-            smem=smem,
-            stream=stream,
-            use_pdl=plan.overlaps,
+            grid=(o.batch * o.grid_rows, 1, 1), block=(plan.threads, 1, 1), smem=smem, stream=stream,
+            use_pdl=plan.overlaps
         )
 
     @cute.kernel
@@ -70,13 +67,8 @@ class PatchifyKernel:
 
     @cute.jit
     def _move(
-        self,
-        images: cute.Pointer,
-        rows: cute.Pointer,
-        storage: cute.Pointer,
-        first: Int64,
-        strip: Int32,
-        grid: tuple[Int32, Int32],
+        self, images: cute.Pointer, rows: cute.Pointer, storage: cute.Pointer, first: Int64, strip: Int32,
+        grid: tuple[Int32, Int32]
     ) -> None:
         """Strips as they are, then one store after the other, whose place in a patch is worked out for each."""
         plan, problem = self.plan, self.plan.problem
@@ -105,13 +97,8 @@ class PatchifyKernel:
 
     @cute.jit
     def _move_vectors(
-        self,
-        images: cute.Pointer,
-        rows: cute.Pointer,
-        storage: cute.Pointer,
-        first: Int64,
-        strip: Int32,
-        grid: tuple[Int32, Int32],
+        self, images: cute.Pointer, rows: cute.Pointer, storage: cute.Pointer, first: Int64, strip: Int32,
+        grid: tuple[Int32, Int32]
     ) -> None:
         """Rows of pixels with a pad between them, then vectors: a thread's place in a patch is worked out once."""
         plan, problem = self.plan, self.plan.problem
@@ -119,7 +106,7 @@ class PatchifyKernel:
         side, channels, vector = problem.patch, problem.channels, plan.load_pixels
         half = cutlass.const_expr(vector // 2)  # rows begin on 8 bytes
         width = grid_columns * side
-        pitch = width + PITCH_PAD_BYTES // plan.pixel_bytes
+        pitch = width + PITCH_PAD_BYTES // plan.in_bytes
         in_row = width // vector
         source = images + cute.assume(first * Int64(strip), divby=vector)
         to_next = Int64(grid_rows - 1) * Int64(strip)  # from the end of a channel's strip to that of the next channel
@@ -171,15 +158,13 @@ class PatchifyKernel:
 
     @cute.jit
     def _unit(self, storage: cute.Pointer, place: Int32, first: Int32, target: cute.Tensor) -> None:
-        """``unit`` elements at a place in a patch whose pixels begin at ``first``; zeros where there is no place.
-
-        What is not there is loaded from the first place: a branch would cost more.
+        """``unit`` elements at a place in a patch; zeros of no place, loaded from the first: a branch would cost more.
         """
         unit, there = self.plan.unit, place >= 0
         source = storage + cute.assume(max(place, 0) + first, divby=unit)
         if cutlass.const_expr(self.pixel is self.element):
             # One number: loaded byte by byte the unit would have to be put together again.
-            word = _WORDS[unit * self.plan.pixel_bytes]
+            word = _WORDS[unit * self.plan.in_bytes]
             value = cute.make_tensor(cute.recast_ptr(source, dtype=word), 1)[0]
             cute.recast_tensor(target, word)[0] = value if there else word(0)
         else:
@@ -233,4 +218,4 @@ def _copy_vector(source: cute.Pointer, target: cute.Pointer, count: cutlass.Cons
     cute.autovec_copy(values, cute.make_tensor(target, count))
 
 
-dsl.name_kernel(PatchifyKernel.kernel, "patchify")
+compiling.name_kernel(PatchifyKernel.kernel, "patchify")

@@ -25,7 +25,6 @@ PipelineState = pipeline.PipelineState
 
 # --- clock stamps of the warps of a kernel that is compiled for profiling; of any other kernel, nothing at all -------
 
-
 class Stamps:
     """Stamps of one warp, as `cute_kernels.plan.base` says. All its lanes call every method, one of them stores.
 
@@ -70,12 +69,7 @@ NO_STAMPS = Stamps()
 
 
 def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps:
-    """Stamps of this warp.
-
-    Args:
-        plan: what was compiled for so many stamps.
-        profile: the buffer of `cute_kernels.plan.base.profile_shape`, or None.
-        warp: index in the CTA.
+    """Stamps of this warp of the CTA; none without ``profile``, the buffer of `cute_kernels.plan.base.profile_shape`.
     """
     if profile is None:
         return NO_STAMPS
@@ -84,7 +78,6 @@ def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps
 
 
 # --- the mbarriers of an edge ----------------------------------------------------------------------------------------
-
 
 class Pipe:
     """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once.
@@ -224,11 +217,8 @@ def init_barriers(graph: Graph, barriers: cute.Pointer) -> None:
 
 @cute.jit
 def begin(
-    graph: cutlass.Constexpr[Graph],
-    is_load_warp: Boolean,
-    barriers: cute.Pointer,
-    atoms: tuple[cute.CopyAtom, ...],
-    relaxed: cutlass.Constexpr[bool] = False,
+    graph: cutlass.Constexpr[Graph], is_load_warp: Boolean, barriers: cute.Pointer, atoms: tuple[cute.CopyAtom, ...],
+    relaxed: cutlass.Constexpr[bool] = False
 ) -> None:
     """Begins a kernel: initialises barriers; afterwards the cluster sees them, and global memory may be touched.
 
@@ -253,7 +243,6 @@ def begin(
 
 # --- signals of SM90a: warpgroups release a stage to every CTA that loads into it ------------------------------------
 
-
 class Sm90Pipe(Pipe):
     @cute.jit
     def arrive_written(self, state: PipelineState, lane: Int32) -> None:
@@ -265,14 +254,7 @@ class Sm90Pipe(Pipe):
     def arrive_empty(
         self, state: PipelineState, thread: Int32, ctas: cutlass.Constexpr[int], first: int | Int32 = 0
     ) -> None:
-        """Consumer warpgroup: releases the stage to every CTA that multicasts into it.
-
-        Args:
-            state: the stage.
-            thread: index in the warpgroup; thread i signals CTA ``first + i``.
-            ctas: CTAs that share the stage.
-            first: the first of them.
-        """
+        """Consumer warpgroup: releases the stage to ``ctas`` CTAs that load into it, thread i to CTA ``first + i``."""
         if thread < ctas:
             if cutlass.const_expr(ctas == 1):
                 cute.arch.mbarrier_arrive(self.empty + state.index)

@@ -114,7 +114,6 @@ def redux_sync_add_u32(value: Uint32, *, loc=None) -> Uint32:
 
 # --- memory and synchronisation --------------------------------------------------------------------------------------
 
-
 @dsl_user_op
 def tcgen05_fence_before_thread_sync(*, loc=None) -> None:
     """Orders this thread's completed tcgen05 operations before the synchronisation that follows."""

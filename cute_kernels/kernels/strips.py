@@ -33,15 +33,15 @@ def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32, p
     ``[elements of a patch's row, W / p, ..]``, or those of a part of it, behind that part's first. Where channels are
     last they belong to the row's pixels.
     """
-    elements = plan.row_bytes // plan.pixel_bytes
+    elements = plan.row_bytes // plan.in_bytes
     patches = width // plan.problem.patch
-    divisor = SPANS[0] // plan.pixel_bytes if plan.repacks else elements
+    divisor = SPANS[0] // plan.in_bytes if plan.repacks else elements
     row = cute.assume(patches * elements, divby=divisor)
     plane = cute.assume(height * row, divby=divisor)
     image = cute.assume(plane * plan.planes, divby=divisor)
     shape, stride = (batch, height, plan.planes), (image, row, plane)
     if plan.gathers:
-        own = min(elements - part.offset // plan.pixel_bytes, part.span // plan.pixel_bytes)
+        own = min(elements - part.offset // plan.in_bytes, part.span // plan.in_bytes)
         return cute.make_layout((own, patches, *shape), stride=(1, elements, *stride))
     return cute.make_layout((row, *shape), stride=(1, *stride))
 
@@ -61,7 +61,7 @@ def strip_layout(plan: StripsPlan, stages: int, part: RowPart) -> cute.Layout | 
         strides = [math.prod(box[:i]) for i in range(len(box))]
         outer = cute.make_layout(box, stride=tuple(strides))
         if stages > 1:
-            stage = plan.pixel_stage_bytes // plan.pixel_bytes
+            stage = plan.pixel_stage_bytes // plan.in_bytes
             outer = cute.make_layout((*box, stages), stride=(*strides, stage))
         return swizzled(outer, SPANS.index(part.span)) if part.span > SPANS[0] else outer
     pixels, images, _, _ = box
@@ -89,7 +89,7 @@ def operand_layout(plan: StripsPlan, part: RowPart) -> cute.Layout:
         return cute.make_layout((patches, rows, stages * part.blocks), stride=(span, (1, span * patches), block))
     return cute.make_layout(
         (patches, rows, (part.blocks, stages)),
-        stride=(span, (1, span * patches), (block, plan.pixel_stage_bytes // plan.pixel_bytes)),
+        stride=(span, (1, span * patches), (block, plan.pixel_stage_bytes // plan.in_bytes)),
     )
 
 
@@ -119,13 +119,11 @@ def table_view(
 
 # --- arguments of the kernels over strips ----------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class StripsArguments:
-    """Arguments of a kernel: TMA copies, weight, table, scales and sizes in tiles.
+    """Arguments of a kernel: a load for each part of the rows, weight, table, scales and sizes in tiles.
 
-    ``images`` has a load for each part of the rows. ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it
-    into shared memory.
+    ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it into shared memory.
     """
 
     images: tuple[Tma, ...]
@@ -140,12 +138,8 @@ class StripsArguments:
 
 
 def strips_arguments(
-    plan: StripsPlan,
-    o: Operands,
-    grid: tuple[Int32, Int32],
-    images: tuple[Tma, ...],
-    weight: cute.Tensor | Tma,
-    out: Tma,
+    plan: StripsPlan, o: Operands, grid: tuple[Int32, Int32], images: tuple[Tma, ...], weight: cute.Tensor | Tma,
+    out: Tma
 ) -> StripsArguments:
     """The arguments, from operands, patches along both sides of an image, and TMA copies."""
     row_tiles = cute.ceil_div(grid[1], plan.tile_patches)
@@ -202,15 +196,7 @@ class StripBoxes(NamedTuple):
 def strip_boxes(
     plan: StripsPlan, tma: Tma, stages: cute.Pointer, share: tuple[int, int | Int32], part: RowPart
 ) -> StripBoxes:
-    """Boxes of a part of the rows that the load warp copies.
-
-    Args:
-        plan: what is loaded.
-        tma: atom, and TMA view of the images.
-        stages: buffers in shared memory.
-        share: CTAs that share every strip, and which of its pieces this CTA loads.
-        part: of the rows.
-    """
+    """Boxes of a part of the rows that the load warp copies to ``stages``, of which this CTA loads its ``share``."""
     layout, box = strip_layout(plan, plan.load_stages, part), plan.box_of(part)
     stages = _first_byte(plan, stages, part)
     if plan.gathers and part.span > SPANS[0]:
@@ -224,7 +210,6 @@ def strip_boxes(
 
 # --- TMA producer warp: images -> strips in shared memory ------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class StripLoad:
     """Fills operand stages for every tile of this cluster.
@@ -234,10 +219,8 @@ class StripLoad:
     pair of SM100 CTAs each loads strips of its own images, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        parts: of the rows, one unless they are split.
         weight, n_tile: a weight that comes with the pixels, and which features of it this CTA computes; None if it is
             resident.
-        row_tiles: tiles along a grid row.
         image_step, first_images: the images of tile t are box ``t * image_step + first_images``.
         announces: whether this CTA announces the bytes of a stage.
         multicast: CTAs of the cluster that receive what this CTA loads, as a bit mask; None without multicast.

@@ -15,16 +15,9 @@ from cute_kernels.plan.tiles import TransposedRows
 class PositionOrder:
     """Row blocks by position: ``tile -> (row block, position)``, dealt round-robin to the clusters of a feature group.
 
-    A position stands for a block of neighbouring ones where a tile has several.
-
-    Positions run fastest: the clusters that work at the same time read neighbouring rows of the same images. Flat order
-    is the case of one position.
-
-    Attributes:
-        row_tiles: blocks of rows at one position, the last one possibly partial.
-        positions: positions.
-        first: this cluster's first tile, its index in its feature group.
-        step: clusters in that group.
+    A position stands for a block of neighbouring ones where a tile has several. Positions run fastest: the clusters
+    that work at the same time read neighbouring rows of the same images. Flat order is the case of one position.
+    ``first`` is this cluster's index in its feature group, ``step`` the clusters in that group.
     """
 
     row_tiles: Int32
@@ -61,10 +54,7 @@ class PositionOrder:
 
 @dataclass(frozen=True)
 class ImageOrder(PositionOrder):
-    """Order like `PositionOrder`, with row blocks running fastest: a cluster stays at a position while it has images.
-
-    What belongs to a position is fetched once for many tiles.
-    """
+    """Order like `PositionOrder` with row blocks fastest: what belongs to a position is fetched for many tiles."""
 
     @property
     def _swapped(self) -> PositionOrder:
@@ -87,16 +77,10 @@ class ImageOrder(PositionOrder):
 
 @dataclass(frozen=True)
 class SnakeOrder:
-    """Row-major tile order whose odd rows run backwards, dealt round-robin to the clusters.
+    """Row-major tile order whose odd rows run backwards with ``snake``, dealt round-robin to the clusters.
 
     The column tiles of one row block run next to each other, so ``x`` comes from DRAM once and from L2 afterwards;
     turning round at the end of a row lets its last N tile of the weight be reused at once.
-
-    Attributes:
-        m_tiles, n_tiles: tiles in rows and columns, the last ones possibly partial.
-        first: this cluster's first tile, its own index.
-        step: clusters in the grid.
-        snake: odd rows run backwards; otherwise all run alike.
     """
 
     m_tiles: Int32
@@ -122,16 +106,10 @@ class SnakeOrder:
 
 @dataclass(frozen=True)
 class GroupedOrder:
-    """Two-dimensional order: down a group of row blocks, then to the next column of tiles, batch after batch.
+    """Two-dimensional order: down a group of ``group_m`` row blocks, then to the next column, batch after batch.
 
     Clusters that work at the same time then cover a compact rectangle of the output, whose rows of ``a`` and ``b`` fit
-    L2 together.
-
-    Attributes:
-        m_tiles, n_tiles, batches: tiles in rows and columns, the last ones possibly partial, and products.
-        group_m: row blocks of a group; the last group of a batch may have fewer.
-        first: this cluster's first tile.
-        step: clusters in the grid.
+    L2 together. The last group of a batch may have fewer row blocks.
     """
 
     m_tiles: Int32
@@ -159,10 +137,7 @@ class GroupedOrder:
 
 @dataclass(frozen=True)
 class DividedOrder(GroupedOrder):
-    """`GroupedOrder` by reciprocals, which the host makes: divisions took 700 clocks of a tile, and of a launch.
-
-    Attributes:
-        divisors: `tile_divisors` of these tiles.
+    """`GroupedOrder` by `tile_divisors`, reciprocals of the host: divisions took 700 clocks of a tile, and of a launch.
     """
 
     divisors: tuple[cute.FastDivmodDivisorV2, ...] = ()
@@ -189,12 +164,8 @@ def tile_divisors(m_tiles: Int32, n_tiles: Int32, group_m: int) -> tuple[cute.Fa
 class PatchOrder:
     """Tiles of patches and features: those of the features run fastest, so that patches come from DRAM once.
 
-    Attributes:
-        image_tiles, column_tiles, row_tiles, n_tiles: tiles of images, along a column and along a row of the patch
-            grid, and of features; the last ones possibly partial.
-        images_first: whether images run faster than positions.
-        first: this cluster's first tile.
-        step: clusters in the grid.
+    Tiles of images, along a column and along a row of the patch grid, and of features, the last ones possibly partial;
+    with ``images_first`` images run faster than positions.
     """
 
     image_tiles: Int32
@@ -225,7 +196,6 @@ class PatchOrder:
 
 
 # --- which row of the bias + position table belongs to a row of the output -------------------------------------------
-
 
 @dataclass(frozen=True)
 class TableRows:

@@ -25,11 +25,8 @@ def load_operation(sharers: int, *group: tcgen05.CtaGroup) -> cpasync.TmaCopyOp:
 
 
 def load_tma(
-    tensor: cute.Tensor,
-    layout: cute.Layout | cute.ComposedLayout,
-    box: tuple[int, ...],
-    sharers: int = 1,
-    *group: tcgen05.CtaGroup,
+    tensor: cute.Tensor, layout: cute.Layout | cute.ComposedLayout, box: tuple[int, ...], sharers: int = 1,
+    *group: tcgen05.CtaGroup
 ) -> Tma:
     """Loads boxes of a tensor to shared memory, where one has this layout."""
     operation = load_operation(sharers, *group)
@@ -68,13 +65,9 @@ def shared_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: typ
 def sides(
     atom: cute.CopyAtom, shared: cute.Tensor, memory: cute.Tensor, modes: int, share: tuple[int, int | Int32] = (1, 0)
 ) -> tuple[cute.Tensor, cute.Tensor]:
-    """Both sides of a copy: boxes in shared memory, and boxes of the view of global memory.
+    """Both sides of a copy by boxes of so many ``modes``: in shared memory, and in the view of global memory.
 
-    Args:
-        atom: the copy.
-        shared, memory: both by boxes.
-        modes: those of a box, which become one.
-        share: CTAs that share a box, and which of its parts this CTA copies.
+    ``share``: CTAs that share a box, and which of its parts this CTA copies.
     """
     groups = cute.group_modes(shared, 0, modes), cute.group_modes(memory, 0, modes)
     return cpasync.tma_partition(atom, share[1], cute.make_layout(share[0]), *groups)
@@ -83,13 +76,7 @@ def sides(
 def fetch(
     atom: cute.CopyAtom, source: cute.Tensor, target: cute.Tensor, barrier: cute.Pointer, multicast: Int16 | None = None
 ) -> None:
-    """Starts the load of a box, whose bytes complete on ``barrier``.
-
-    Args:
-        atom: the load.
-        source, target: the box in global and in shared memory.
-        barrier: in each CTA that receives it.
-        multicast: those CTAs as a bit mask; None: this one.
+    """Starts the load of a box, whose bytes complete on ``barrier`` in this CTA, or in those of a mask, ``multicast``.
     """
     if multicast is None:
         cute.copy(atom, source, target, tma_bar_ptr=barrier)
@@ -127,12 +114,7 @@ def staging_layout(rows: int, columns: int, row_bytes: int = 128, buffers: int |
 
 @dataclass(frozen=True)
 class StagingBuffer:
-    """A buffer in shared memory, and the TMA store of its content.
-
-    Attributes:
-        buffer: where it begins: a multiple of the period of its swizzle.
-        atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
-    """
+    """A buffer in shared memory, and the TMA store of its content to a box, of which TMA clips what is beyond."""
 
     buffer: cute.Pointer
     atom: cute.CopyAtom
@@ -154,15 +136,7 @@ class StagingBuffer:
 def staging_buffer(
     buffer: cute.Pointer, layout: cute.ComposedLayout, dtype: type, out: Tma, box: tuple[int, ...]
 ) -> StagingBuffer:
-    """The buffer that begins at ``buffer``.
-
-    Args:
-        buffer: in shared memory.
-        layout: of a box in it.
-        dtype: element type of the output.
-        out: TMA store made with that layout, and its view of the output.
-        box: what is stored at once.
-    """
+    """The buffer that begins at ``buffer``, with the layout of a box in it, by which ``out`` was made."""
     boxes = cute.local_tile(out.view, box, (None,) * len(box))
     source, target = sides(out.atom, shared_tensor(buffer, layout, dtype), boxes, len(box))
     return StagingBuffer(buffer, out.atom, source, target)
@@ -170,13 +144,11 @@ def staging_buffer(
 
 @dataclass(frozen=True)
 class WarpStaging:
-    """The store buffers of one warp, each ``rows`` rows of ``row_bytes``. Nothing is shared between warps.
+    """A ring of store buffers of one warp, each ``rows`` rows of ``row_bytes``. Nothing is shared between warps.
 
     Attributes:
         base: first buffer; a multiple of 1024 bytes, the longest period of a swizzle.
-        rows, row_bytes: rows of a buffer, and the bytes of each.
-        buffers: buffers of the ring, used in turn.
-        atom, source, target: TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and batch if
+        source, target: of the TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and batch if
             the output has batches; TMA clips rows and columns beyond the output.
     """
 
@@ -250,11 +222,8 @@ class WarpStaging:
 
     @cute.jit
     def write_row(
-        self,
-        values: cute.Tensor,
-        chunks: tuple[cute.Pointer, ...],
-        buffer: cutlass.Constexpr[int],
-        column: cutlass.Constexpr[int],
+        self, values: cute.Tensor, chunks: tuple[cute.Pointer, ...], buffer: cutlass.Constexpr[int],
+        column: cutlass.Constexpr[int]
     ) -> None:
         """Writes one thread's registers to its row of a buffer, beginning at ``column``, 16 bytes at a time.
 
@@ -279,12 +248,7 @@ class WarpStaging:
 
 @dataclass(frozen=True)
 class GroupStaging(WarpStaging):
-    """The store buffers of several warps, which fill one together; the first of them stores.
-
-    Attributes:
-        first: whether this warp is the first.
-        barrier, threads: named barrier of the warps, and their threads.
-    """
+    """The store buffers of several warps with a named barrier, which fill one together; the first of them stores."""
 
     first: Boolean
     barrier: Int32
@@ -299,37 +263,17 @@ class GroupStaging(WarpStaging):
 
 
 def group_staging(ring: WarpStaging, place: Int32, barrier: Int32, warps: int) -> GroupStaging:
-    """A ring that so many warps share.
-
-    Args:
-        ring: as of one warp.
-        place: of this warp among them.
-        barrier: their named barrier.
-        warps: how many.
-    """
+    """A ring that so many warps share, of which this one is the ``place``-th; they have a named barrier."""
     return GroupStaging(**vars(ring), first=place == 0, barrier=barrier, threads=32 * warps)
 
 
 def warp_staging(
-    storage: cute.Pointer,
-    first: Int32,
-    rows: int,
-    buffers: int,
-    out: Tma,
-    dtype: type,
-    row_bytes: int = 128,
+    storage: cute.Pointer, first: Int32, rows: int, buffers: int, out: Tma, dtype: type, row_bytes: int = 128
 ) -> WarpStaging:
     """The ring of ``buffers`` buffers that begins at buffer ``first`` of the staging area at ``storage``.
 
-    Args:
-        storage: staging area of the CTA.
-        first: this warp's first buffer, counted in buffers.
-        rows: rows of a buffer.
-        buffers: buffers of the ring.
-        out: TMA store made with ``staging_layout(rows, columns, row_bytes)``, and its view of the output,
-            ``[M, N]`` or ``[M, N, batch]``.
-        dtype: element type of the output.
-        row_bytes: bytes of a row of a buffer, 128, 64 or 32.
+    A buffer has ``rows`` rows of 128, 64 or 32 bytes; ``out`` was made with its `staging_layout`, and views ``[M, N]``
+    or ``[M, N, batch]``.
     """
     columns = row_bytes * 8 // dtype.width
     base = storage + cute.assume(first * (rows * row_bytes), divby=rows * row_bytes)

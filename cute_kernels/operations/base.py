@@ -91,14 +91,7 @@ _LIBRARY = torch.library.Library("cute_kernels", "FRAGMENT")
 def define_operator(
     name: str, parameters: str, run: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]
 ) -> None:
-    """Defines ``torch.ops.cute_kernels.<name>``.
-
-    Args:
-        name: of the operator.
-        parameters: its schema's, without parentheses.
-        run: computes the result, below autograd.
-        fake: an empty tensor like the result, of fake tensors.
-    """
+    """Defines ``torch.ops.cute_kernels.<name>``: ``run`` computes below autograd, ``fake`` makes an empty result."""
     # Kernels read rows through TMA: a compiler must not hand them other strides than the program had.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
     _LIBRARY.define(f"{name}({parameters}) -> Tensor", tags=tags)
@@ -161,15 +154,13 @@ class Operation(ABC, Generic[A]):
         self.name = self.planner.operation
         self.table = ArgumentTable(self.arguments)
         self.repeated = RepeatedCalls(
-            [Repeatable(name, row.role, row.operand or name) for name, row in self.table.rows.items()],
-            self.scales,
+            [Repeatable(name, row.role, row.operand or name) for name, row in self.table.rows.items()], self.scales
         )
         self._backend = list(self.table.rows).index("backend")
         define_operator(self.name, self.table.schema, self._run, self._fake)
         _LIBRARY.impl(self.name, self._autograd, "Autograd", with_keyset=True)
 
     # ---- what an operation says of itself ----------------------------------------------------------------------------
-
     @abstractmethod
     def problems(self, a: A) -> Iterator[Exception]:
         """Errors in types and extents that depend on each other; runs on fake tensors, too.
@@ -264,7 +255,6 @@ class Operation(ABC, Generic[A]):
         return values
 
     # ---- the way of a call -------------------------------------------------------------------------------------------
-
     def call(self, values: tuple) -> torch.Tensor:
         """A call with arguments in the order of the table."""
         direct = values[self._backend] == "auto" and not dispatch_is_intercepted()
@@ -279,12 +269,7 @@ class Operation(ABC, Generic[A]):
         return self._first(direct, values)
 
     def _first(self, direct: bool, values: tuple) -> torch.Tensor:
-        """A call that is not remembered.
-
-        Args:
-            direct: nothing intercepts operators, so that the dispatcher may be left out.
-            values: the arguments.
-        """
+        """A call that is not remembered; ``direct``: nothing intercepts operators, the dispatcher may be left out."""
         flat = self.table.encode(values)
         if direct:
             gradients = _is_grad_enabled()
@@ -347,7 +332,6 @@ class Operation(ABC, Generic[A]):
         return out
 
     # ---- the operator ------------------------------------------------------------------------------------------------
-
     def _run(self, *flat: Any) -> torch.Tensor:
         values = self.table.decode(flat)
         if DERIVED.compares_on_gpu and in_autograd_function():
@@ -368,9 +352,7 @@ class Operation(ABC, Generic[A]):
         return first.new_empty(self.output_shape(a), dtype=self.output_dtype(a))
 
     def _autograd(self, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
-        """Refuses tangents at once; notes what `gradients` needs where somebody may go backward.
-
-        Without a kernel for autograd the dispatcher would leave derivatives out, as if they were zero.
+        """Refuses tangents, which the dispatcher would take for zero; notes what `gradients` needs where it is wanted.
         """
         tensors = [value for value in flat if isinstance(value, torch.Tensor)]
         if _carries_tangents() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cute_kernels import dsl
 from cute_kernels.common import extras, forks
+from cute_kernels.dsl import compiling, host_code, linking
 from cute_kernels.dsl import kernel_cache as cache
 from cute_kernels.dsl.allocations import Allocation
 from cute_kernels.plan import Plan
@@ -57,10 +57,10 @@ class Artifact:
     kernel_name: str
     ptx: str
     cubin: bytes
-    loader: Callable[[], dsl.HostFunction]
+    loader: Callable[[], host_code.HostFunction]
 
     @functools.cached_property
-    def function(self) -> dsl.HostFunction:
+    def function(self) -> host_code.HostFunction:
         return self.loader()
 
     @functools.cached_property
@@ -91,10 +91,10 @@ _BUILT: dict[tuple, cache.CompiledKernel] = {}
 def _from_disk(plan: Plan, emulated: bool) -> Artifact:
     kernel = cache.load_or_build(plan.kernel_key, functools.partial(_built, plan))
 
-    def load() -> dsl.HostFunction:
+    def load() -> host_code.HostFunction:
         try:
             return _host_function(kernel, emulated)
-        except dsl.LinkError as reason:
+        except linking.LinkError as reason:
             _BUILT.pop(plan.kernel_key, None)
             make = functools.partial(_built, plan)
             rebuilt = cache.load_or_build(plan.kernel_key, make, f"it cannot be linked: {reason}")
@@ -126,11 +126,11 @@ def build(plan: Plan) -> cache.CompiledKernel:
     """
     function = dsl_function(plan)
     check_layout(plan, function)
-    ptx = dsl.ptx(function)
+    ptx = compiling.ptx(function)
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
     prefix = f"{name}_host"
-    code = dsl.cubin(function), dsl.export_object(function, prefix)
-    (held,) = (each for each in dsl.allocations_of(function) if each.kernel == name)
+    code = compiling.cubin(function), host_code.export_object(function, prefix)
+    (held,) = (each for each in compiling.allocations_of(function) if each.kernel == name)
     # The kernel divides its memory by itself, as the plan says.
     regions = tuple((each.name.partition(":")[0], each.offset, each.nbytes) for each in plan.smem if each.nbytes)
     arrays = (Allocation(0, plan.smem_bytes, (), regions),) if regions else ()
@@ -139,16 +139,16 @@ def build(plan: Plan) -> cache.CompiledKernel:
 
 def dsl_function(plan: Plan) -> Callable[..., Any]:
     """The host function as CuTe DSL compiles it, which takes `dsl_arguments`."""
-    dsl.require()  # before the kernel's module, which another version may not even import
+    compiling.require()  # before the kernel's module, which another version may not even import
     kernel = pkgutil.resolve_name(plan.kernel)(plan)
     example = {operand.name: 16 for operand in plan.operands if operand.given}
-    return dsl.compile_function(kernel, dsl_arguments(plan, stream=0, **example), plan.arch.name)
+    return compiling.compile_function(kernel, dsl_arguments(plan, stream=0, **example), plan.arch.name)
 
 
-def _host_function(kernel: cache.CompiledKernel, emulated: bool) -> dsl.HostFunction:
+def _host_function(kernel: cache.CompiledKernel, emulated: bool) -> host_code.HostFunction:
     """From the bytes that were verified, and not from the cache's file."""
     if not emulated:
-        return dsl.HostFunction(kernel.host_object, kernel.host_prefix)
+        return host_code.HostFunction(kernel.host_object, kernel.host_prefix)
     # Launches on a GPU need neither the emulator nor its dependencies.
     import cute_kernels.emulator.programs.host as host
 
@@ -175,13 +175,7 @@ class Frames(threading.local):
     """
 
     def __init__(self, plan: Plan, parameters: Sequence[str] = (), **constants: float | int) -> None:
-        """Lays out the values.
-
-        Args:
-            plan: of the kernel; its sizes are filled in.
-            parameters: what `launcher` writes, first in memory and in this order.
-            constants: addresses and numbers that stay.
-        """
+        """Lays out the values: first the ``parameters`` that `launcher` writes, then sizes and ``constants``."""
         present = [operand for operand in plan.operands if operand.present]
         formats = {o.name: _FORMATS["pointer" if o.kind == "pointer" else o.dtype] for o in present}
         self._formats = formats | {"stream": _FORMATS["pointer"]}
@@ -209,10 +203,7 @@ class Frames(threading.local):
     ) -> Callable[..., None]:
         """A function that writes its arguments, those of the frames' parameters, into this thread's frame and calls.
 
-        Args:
-            parameters: of the frames.
-            call: takes the address of the array.
-            fail: takes a status that is not 0.
+        ``call`` takes the address of the array, ``fail`` a status that is not 0.
         """
         padded = [f"{form[1:]}{_SLOT - struct.calcsize(form)}x" for form in map(self._formats.get, parameters)]
         write = struct.Struct("=" + "".join(padded)).pack_into
@@ -284,17 +275,11 @@ def _dsl_argument(operand: Operand, given: float | int | None) -> Any:
         return element(operand.size)
     if operand.kind == "value":
         return element(given)
-    return cute_runtime.make_ptr(
-        element, int(given), cute_typing.AddressSpace.gmem, assumed_align=operand.alignment
-    )
+    return cute_runtime.make_ptr(element, int(given), cute_typing.AddressSpace.gmem, assumed_align=operand.alignment)
 
 
 def check_layout(plan: Plan, function: Any) -> None:
     """Compares a frame with what CuTe DSL itself makes of the same arguments, argument by argument.
-
-    Args:
-        plan: of the kernel.
-        function: what CuTe DSL compiled of it.
 
     Raises:
         RuntimeError: this version of CuTe DSL passes arguments in another way.
@@ -303,7 +288,7 @@ def check_layout(plan: Plan, function: Any) -> None:
     sample = {o.name: 0.75 if o.kind == "value" else 0x1110 * (i + 1) for i, o in enumerate(given)}
     stream = 0x1110 * (len(given) + 1)
     own = Frames(plan, **sample, stream=stream).arguments()
-    expected, _keep_alive = dsl.argument_pointers(function, dsl_arguments(plan, **sample, stream=stream))
+    expected, _keep_alive = host_code.argument_pointers(function, dsl_arguments(plan, **sample, stream=stream))
     if len(expected) != len(own) or any(
         ctypes.string_at(address, len(value)) != value for address, value in zip(expected, own.values(), strict=True)
     ):
@@ -311,7 +296,6 @@ def check_layout(plan: Plan, function: Any) -> None:
 
 
 # --- what the assembler made -----------------------------------------------------------------------------------------
-
 
 def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
     """Reads a cubin's resource usage with NVIDIA's `cuobjdump` (package ``nvidia-cuda-cuobjdump``).

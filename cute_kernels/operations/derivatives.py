@@ -36,12 +36,7 @@ class Facts:
 
 
 def activation_gradient(name: str, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``grad * activation'(x)``, of the exact activation, which kernels approximate.
-
-    Args:
-        name: of the activation, not ``"none"``.
-        grad: of the activation's result.
-        x: its argument, of the same type.
+    """``grad * activation'(x)``, of the exact activation, which kernels approximate; the activation is not ``"none"``.
     """
     if name in ("gelu", "gelu_tanh"):
         approximate = "tanh" if name == "gelu_tanh" else "none"

@@ -167,20 +167,13 @@ def layer_norm_linear(
     arch = GEMM.kinds.get(type(config), next(iter(GEMM.kernels)))
     row_scale = torch.ops.cute_kernels.layer_norm_scale(rows, weight.eps, backend, arch)
     out = gemm(
-        rows,
-        weight.values,
-        scale_a=row_scale,
-        scale_b=weight.scale,
-        bias=weight.bias,
-        out_dtype=out_dtype,
-        config=config,
-        backend=backend,
+        rows, weight.values, scale_a=row_scale, scale_b=weight.scale, bias=weight.bias, out_dtype=out_dtype,
+        config=config, backend=backend
     )
     return out.view(*x.shape[:-1], n)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
-
 
 def _features(
     weight: torch.Tensor, norm_weight: torch.Tensor | None, norm_bias: torch.Tensor | None
@@ -242,7 +235,6 @@ def _positive(name: str, value: object) -> float:
 
 # --- what rows are multiplied by -------------------------------------------------------------------------------------
 
-
 def _row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str) -> torch.Tensor:
     executor = choose_backend(rows.device, backend)
     if executor == "reference" or not rows.shape[0]:
@@ -263,8 +255,9 @@ def _plan(m: int, k: int, arch: str) -> LayerNormScalePlan:
     return plan_layer_norm_scale(LayerNormScaleProblem(m, k), ARCHS[arch])
 
 
-def _fake_row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], 1, dtype=torch.float32)
-
-
-define_operator("layer_norm_scale", "Tensor rows, float eps, str backend, str arch", _row_scale, _fake_row_scale)
+define_operator(
+    "layer_norm_scale",
+    "Tensor rows, float eps, str backend, str arch",
+    _row_scale,
+    lambda rows, eps, backend, arch: rows.new_empty(rows.shape[0], 1, dtype=torch.float32),
+)

@@ -116,9 +116,7 @@ def patch_embed(
 class PatchEmbedArguments:
     """The table of arguments; what they mean is said at `patch_embed`."""
 
-    x: torch.Tensor = arguments.tensor(
-        *_ROWS, shapes=("[B, S, K]", "[B * S, K]"), dense=True, may_be_empty=True
-    )
+    x: torch.Tensor = arguments.tensor(*_ROWS, shapes=("[B, S, K]", "[B * S, K]"), dense=True, may_be_empty=True)
     weight: torch.Tensor = arguments.tensor(*_WEIGHTS, shapes=("[N, K]",), dense=True, role="constant")
     bias: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
     pos_embed: torch.Tensor | None = arguments.tensor(*_ADDENDS, optional=True, role="constant")
@@ -316,7 +314,6 @@ PATCH_EMBED = _PatchEmbed()
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
-
 def _index_problems(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor) -> Iterator[Exception]:
     if pos_embed is None:
         yield ValueError("pos_index is given and pos_embed is not: there is nothing to index")
@@ -334,7 +331,6 @@ def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
-
 
 def _tma_readable(rows: torch.Tensor) -> bool:
     """Whether rows are whole 16 bytes and begin on such."""

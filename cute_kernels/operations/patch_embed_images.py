@@ -243,9 +243,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         operands = Operands(
             images=images,
             x=memory(problem.m, problem.k, dtype=getattr(torch, problem.in_dtype)),
-            weight=DERIVED.get(
-                ("rows", plan.order, problem.k), (a.weight,), lambda: _weight_rows(a, plan)
-            ),
+            weight=DERIVED.get(("rows", plan.order, problem.k), (a.weight,), lambda: _weight_rows(a, plan)),
             table=rows_table(plan.rows, sources, lambda: (_shifted(a), a.pos_embed)),
             scale=1.0,
             feature_scale=in_kernel_order(a.weight_scale),

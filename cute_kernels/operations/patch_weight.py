@@ -284,10 +284,7 @@ def to_integers(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _wide(
     rows: torch.Tensor, means: tuple[float, ...], stds: tuple[float, ...], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """Constants of products in a type of 16 bits, from ``[N, K]``; gradients flow through them.
-
-    A weight that trains is not looked at on a GPU, for the host would have to wait in every step.
-    """
+    """Constants of 16-bit products from ``[N, K]``, with gradients; a weight that trains on a GPU is not looked at."""
     wide = rows if rows.dtype is torch.float64 else rows.to(torch.float32)
     patch = math.isqrt(rows.shape[1] // len(means))
     folded = wide / _of_pixels(stds, patch, wide)

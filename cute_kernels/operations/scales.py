@@ -61,13 +61,7 @@ def is_vector(scale: object) -> bool:
 def scale_problems(
     name: str, scale: float | torch.Tensor | None, vectors: dict[str, tuple[int, ...]]
 ) -> Iterator[Exception]:
-    """Errors in a multiplier that its metadata tells.
-
-    Args:
-        name: of the argument.
-        scale: its value.
-        vectors: legal shapes of more than one element, by what they are called.
-    """
+    """Errors in a multiplier that its metadata tells; ``vectors``: legal shapes of several elements, by their names."""
     if not isinstance(scale, torch.Tensor):
         return
     if scale.dtype != torch.float32:

@@ -62,12 +62,7 @@ def register(name: str, shardings: Shardings) -> None:
 
 
 def _placements(operator: Any, shardings: Shardings, *given: Any) -> list[tuple[list, list]]:
-    """Answer to `register_sharding`: placements of the result and of the arguments, None for what is no tensor.
-
-    Args:
-        operator: overload, for the names of its arguments.
-        shardings: of `register`.
-        given: the arguments; in place of each tensor something with its shape and mesh.
+    """Answer to `register_sharding` for things with the tensors' shapes and mesh: placements of result and arguments.
     """
     import torch.distributed.tensor as tensors
 

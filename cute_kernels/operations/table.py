@@ -80,21 +80,16 @@ def build_table(
 
 
 def rows_table(plan: PatchEmbedPlan, sources: Sources, addends: Callable[[], Addends]) -> torch.Tensor | None:
-    """The bias + position table as the plan lays it out, kept while the constants live unchanged.
+    """The bias + position table as the plan lays it out, kept while the constants it is made from live unchanged.
 
-    Args:
-        plan: of the kernel over rows.
-        sources: tensors that it is made from, for `cute_kernels.operations.runtime.constants`.
-        addends: gives bias ``[N]`` and positions ``[S, N]``, either of which may be None.
+    ``addends`` gives bias ``[N]`` and positions ``[S, N]``, either of which may be None.
     """
     problem = plan.problem
     if not problem.table_rows:
         return None
     dtype, layout, shape = getattr(torch, plan.table_dtype), plan.table_layout, plan.table_shape
     key = ("table", layout, shape, dtype, problem.table_index)
-    return DERIVED.get(
-        key, sources, lambda: build_table(*addends(), shape, layout, dtype, nan_row=problem.table_index)
-    )
+    return DERIVED.get(key, sources, lambda: build_table(*addends(), shape, layout, dtype, nan_row=problem.table_index))
 
 
 def fragment_table(

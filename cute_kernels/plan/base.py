@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NoReturn
 
 from cute_kernels.common.chips import CHIPS
 from cute_kernels.common.chips import Chip as Arch
-from cute_kernels.common.facts import flag, number, text
+from cute_kernels.common.facts import fact, flag, number, text
 from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, PatchEmbedProblem
 from cute_kernels.plan.prediction import Prediction
 
@@ -50,10 +51,8 @@ class Operand:
     written: bool = False
     size: int = 0
 
-    @property
-    def given(self) -> bool:
-        """Whether a launch has to say where it is, or what."""
-        return self.present and self.kind != "size"
+    given = flag(lambda self: self.present and self.kind != "size")
+    """Whether a launch has to say where it is, or what."""
 
 
 def sizes(**values: int) -> tuple[Operand, ...]:
@@ -67,7 +66,6 @@ def profile_operand(stamps: int) -> Operand:
 
 
 # --- architectures, limits, memory maps, the plan --------------------------------------------------------------------
-
 
 LANES = 32
 """Threads of a warp, and tensor-memory lanes that one warp may reach: quarter ``warp_id % 4`` (PTX ISA, tcgen05 access
@@ -120,6 +118,11 @@ class TmemRegion:
     columns: int
 
 
+def tmem_accumulators(count: int, columns: int) -> tuple[TmemRegion, ...]:
+    """So many accumulators side by side, from the first column on."""
+    return tuple(TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(count))
+
+
 def smem_map(*regions: tuple[str, int, int]) -> tuple[SmemRegion, ...]:
     """Regions in address order from (name, bytes, alignment)."""
     placed, offset = [], 0
@@ -163,55 +166,32 @@ class Plan(ABC):
 
     ctas: ClassVar[int] = 1
     """CTAs of a cluster."""
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.ctas, 1, 1)
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        return (self.clusters * math.prod(self.cluster), 1, 1)
-
+    cluster = fact(lambda self: (self.ctas, 1, 1))
+    grid = fact(lambda self: (self.clusters * math.prod(self.cluster), 1, 1))
     threads = number(lambda self: len(self.roles) * LANES)
+    in_bytes = cached_property(lambda self: ITEMSIZE[self.problem.in_dtype])
+    out_bytes = cached_property(lambda self: ITEMSIZE[self.problem.out_dtype])
     sums_integers = flag(lambda self: self.problem.in_dtype in LARGEST_PRODUCT)
     """Accumulators are 32-bit integers and exact; otherwise FP32."""
-    tile_k = number(lambda self: self.k_block_bytes // ITEMSIZE[self.problem.in_dtype])
+    tile_k = number(lambda self: self.k_block_bytes // self.in_bytes)
     """Elements of K in a block."""
     k_blocks = number(lambda self: -(-self.problem.k // self.tile_k))
     """K blocks of a tile."""
-
-    @property
-    def smem_bytes(self) -> int:
-        last = self.smem[-1]
-        return last.offset + last.nbytes
-
-    @property
-    def tmem(self) -> tuple[TmemRegion, ...]:
-        """Regions of the allocated columns of tensor memory, in order; empty where the architecture has none."""
-        return ()
-
+    smem_bytes = number(lambda self: self.smem[-1].offset + self.smem[-1].nbytes)
+    tmem = fact(lambda self: ())
+    """Regions of the allocated columns of tensor memory, in order; empty where the architecture has none."""
     resident_ctas: ClassVar[int] = 1
     """CTAs that fit the registers of a multiprocessor, as the kernel is compiled."""
+    launches = fact(lambda self: (self,))
+    """Kernels that run, in this order: one, but for a plan that chains others."""
+    scratch = fact(lambda self: ())
+    """Operands that one launch writes and a later one reads: memory of a call, of no interest afterwards."""
 
-    @property
-    def launches(self) -> tuple[Plan, ...]:
-        """Kernels that run, in this order: one, but for a plan that chains others."""
-        return (self,)
+    operands = fact()
+    """Parameters of the kernel's host function, in its order."""
 
-    @property
-    def scratch(self) -> tuple[str, ...]:
-        """Operands that one launch writes and a later one reads: memory of a call, of no interest afterwards."""
-        return ()
-
-    @property
-    @abstractmethod
-    def operands(self) -> tuple[Operand, ...]:
-        """Parameters of the kernel's host function, in its order."""
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        """Facts that generated code depends on besides configuration and problem: consequences of launch arguments."""
-        return {}
+    compiled_in = fact(lambda self: {})
+    """Facts that generated code depends on besides configuration and problem: consequences of launch arguments."""
 
     @property
     def kernel_key(self) -> tuple:
@@ -228,10 +208,8 @@ class Plan(ABC):
         facts = {**problem, **self.compiled_in, **replaced}
         return (self.operation, self.arch.name, self.config, *facts.items())
 
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        """Facts of its tensors besides the problem, for a launch without this package, in types that JSON has."""
-        return {}
+    launch_facts = fact(lambda self: {})
+    """Facts of its tensors besides the problem, for a launch without this package, in types that JSON has."""
 
     def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
         """The field that makes a stage smaller: its name, value, and the nearest one with which a stage has ``nbytes``.

@@ -15,7 +15,6 @@ from cute_kernels.config import Typed
 
 # --- configurations as text -------------------------------------------------------------------------------------------
 
-
 OPEN = "auto"
 """How a field that is None is spelled."""
 
@@ -64,7 +63,6 @@ class ConfigCodec:
         return self.kinds[name]
 
     # ---- a JSON document ---------------------------------------------------------------------------------------------
-
     def to_document(self, config: Any) -> dict[str, Any]:
         """``{"kind": class, "config": fields}``."""
         return {"kind": type(config).__name__, "config": dataclasses.asdict(config)}
@@ -79,7 +77,6 @@ class ConfigCodec:
 
 
 # --- settings of a command line --------------------------------------------------------------------------------------
-
 
 def parse_settings(kind: type[Typed], settings: Iterable[str], where: str) -> Any:
     """A configuration of ``kind`` from settings ``FIELD=VALUE``; None, for the plan's choice, where there is none.

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from cute_kernels.common.facts import flag, number, text
+from cute_kernels.common.facts import fact, flag, number, text
 from cute_kernels.config import ACTIVATIONS, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    VECTOR_BYTES,
-    Field,
-    Operand,
-    Plan,
-    reject,
-    require,
-    round_up,
-    sizes,
-)
+from cute_kernels.plan import base
 from cute_kernels.plan.options import Option, ProblemOptions
 from cute_kernels.plan.shared_operands import StoreBuffers, check_store_stages
 
@@ -37,7 +26,7 @@ B_TYPES = {
 
 
 @dataclass(frozen=True)
-class GemmPlan(Plan):
+class GemmPlan(base.Plan):
     """A GEMM over a grid of output tiles.
 
     A cluster computes ``cluster_rows`` x ``cluster_columns`` of the output at a time; tiles are counted in such blocks.
@@ -49,7 +38,7 @@ class GemmPlan(Plan):
     config: GemmConfig
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> tuple[base.Operand, ...]:
         """In memory: ``a`` [batches, M, K], ``b`` [batches, N, K], ``bias`` [N], ``out`` [batches, M, pitch].
 
         The pitch is `out_pitch`; of every row of ``out`` the first N are the result. ``scale`` is one number, given
@@ -59,16 +48,16 @@ class GemmPlan(Plan):
         """
         p = self.problem
         return (
-            Operand("a", self.multiplied_dtype),
-            Operand("b", self.b_dtype),
-            Operand("bias", p.bias_dtype, present=p.bias),
-            Operand("out", p.out_dtype, written=True),
-            Operand("scale", "float32", p.scale_source, alignment=4, present=p.call_scale),
-            Operand("row_scale", "float32", alignment=4, present=p.row_scale),
-            Operand("column_scale", "float32", present=p.column_scale),
-            Operand("residual", p.residual or p.out_dtype, present=p.residual is not None),
-            Operand("out_scale", "float32", p.out_scale_source, alignment=4, present=self.narrows),
-            *sizes(m=p.m, n=p.n, k=p.k, batches=p.batches, clusters=self.clusters),
+            base.Operand("a", self.multiplied_dtype),
+            base.Operand("b", self.b_dtype),
+            base.Operand("bias", p.bias_dtype, present=p.bias),
+            base.Operand("out", p.out_dtype, written=True),
+            base.Operand("scale", "float32", p.scale_source, alignment=4, present=p.call_scale),
+            base.Operand("row_scale", "float32", alignment=4, present=p.row_scale),
+            base.Operand("column_scale", "float32", present=p.column_scale),
+            base.Operand("residual", p.residual or p.out_dtype, present=p.residual is not None),
+            base.Operand("out_scale", "float32", p.out_scale_source, alignment=4, present=self.narrows),
+            *base.sizes(m=p.m, n=p.n, k=p.k, batches=p.batches, clusters=self.clusters),
         )
 
     multiplied_dtype = text(lambda self: "tfloat32" if self.problem.in_dtype == "float32" else self.problem.in_dtype)
@@ -76,27 +65,16 @@ class GemmPlan(Plan):
     b_dtype = text(lambda self: WEIGHT_TYPES.get(self.problem.in_dtype, self.multiplied_dtype))
     """Element type of ``b`` in the tensor core."""
 
-    narrows = flag(lambda self: ITEMSIZE[self.problem.out_dtype] == 1)
+    narrows = flag(lambda self: self.out_bytes == 1)
     """The output is of 8 bits: a number of the call brings the results into its range."""
     column_vector = number(lambda self: math.gcd(self.problem.n, 4) if self.problem.column_scale else 1)
     """Neighbouring factors of columns that one load may bring, at most the four of 16 bytes."""
-
-    @property
-    def bias_vector(self) -> int:
-        """Neighbouring values of the bias that one load may bring, likewise."""
-        vector = VECTOR_BYTES // ITEMSIZE[self.problem.bias_dtype]
-        return math.gcd(self.problem.n, vector) if self.problem.bias else 1
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        vectors = {"column_vector": self.column_vector, "bias_vector": self.bias_vector}
-        return super().compiled_in | vectors
-
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        return {"out_pitch": self.out_pitch}
-
-    mma_k = number(lambda self: self.mma_k_bytes // ITEMSIZE[self.problem.in_dtype])
+    bias_vector = number(lambda self: math.gcd(self.problem.n, self._vector_of_bias) if self.problem.bias else 1)
+    """Neighbouring values of the bias that one load may bring, likewise."""
+    _vector_of_bias = number(lambda self: base.VECTOR_BYTES // base.ITEMSIZE[self.problem.bias_dtype])
+    compiled_in = fact(lambda self: {"column_vector": self.column_vector, "bias_vector": self.bias_vector})
+    launch_facts = fact(lambda self: {"out_pitch": self.out_pitch})
+    mma_k = number(lambda self: self.mma_k_bytes // self.in_bytes)
     """Elements of K of one tensor-core instruction: 32 bytes, of every element type and architecture."""
     m_tiles = number(lambda self: -(-self.problem.m // self.cluster_rows))
     n_tiles = number(lambda self: -(-self.problem.n // self.cluster_columns))
@@ -110,7 +88,7 @@ class GemmPlan(Plan):
     """Elements from one row of the residual to the next, by the same rule."""
 
     def _pitch(self, dtype: str) -> int:
-        return round_up(self.problem.n, VECTOR_BYTES // ITEMSIZE[dtype])
+        return base.round_up(self.problem.n, base.VECTOR_BYTES // base.ITEMSIZE[dtype])
 
     def describe_problem(self) -> str:
         p = self.problem
@@ -128,10 +106,6 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
     """A persistent GEMM: TMA fills stages of both operands, and empties store buffers."""
 
 
-def _problem_of(residual: str, **values: Any) -> GemmProblem:
-    return GemmProblem(**values, residual=None if residual == "none" else residual)
-
-
 OPTIONS = ProblemOptions(
     (
         Option("m", 4096, "rows of a"),
@@ -147,41 +121,41 @@ OPTIONS = ProblemOptions(
         Option("column_scale", False, "a factor of the scale for every column of the output"),
         Option("residual", "none", "element type of what is added after the activation", ("none", *FLOATS)),
     ),
-    _problem_of,
+    lambda residual, **values: GemmProblem(**values, residual=None if residual == "none" else residual),
 )
 
-GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=1024)
+GROUP_M = base.Field("blocks of rows in a group of the tile order", least=1, most=1024)
 
 
 def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
-    require("in_dtype", p.in_dtype, tuple(B_TYPES), "operands of the tensor core, float32 as TF32")
-    require("out_dtype", p.out_dtype, OUT_TYPES, "what the epilogue rounds to")
+    base.require("in_dtype", p.in_dtype, tuple(B_TYPES), "operands of the tensor core, float32 as TF32")
+    base.require("out_dtype", p.out_dtype, OUT_TYPES, "what the epilogue rounds to")
     for name in ("bias_dtype", "residual"):
-        require(name, getattr(p, name), FLOATS, "what the epilogue adds")
+        base.require(name, getattr(p, name), FLOATS, "what the epilogue adds")
     for name in ("scale_source", "out_scale_source"):
-        require(name, getattr(p, name), ("value", "pointer"), "the scale is a launch parameter, or in memory")
-    if p.out_scale_source == "pointer" and ITEMSIZE[p.out_dtype] > 1:
-        reject("out_scale_source", p.out_scale_source, f"an output of {p.out_dtype} has no scale", "value")
+        base.require(name, getattr(p, name), ("value", "pointer"), "the scale is a launch parameter, or in memory")
+    if p.out_scale_source == "pointer" and base.ITEMSIZE[p.out_dtype] > 1:
+        base.reject("out_scale_source", p.out_scale_source, f"an output of {p.out_dtype} has no scale", "value")
     if p.scale_source == "pointer" and not p.call_scale:
-        reject("scale_source", p.scale_source, "there is no number for the whole call", "value")
-    require("activation", p.activation, ACTIVATIONS, "what the epilogue applies before it rounds")
+        base.reject("scale_source", p.scale_source, "there is no number for the whole call", "value")
+    base.require("activation", p.activation, ACTIVATIONS, "what the epilogue applies before it rounds")
     # TMA coordinates are 32-bit and a tile may begin before the end of the tensor and reach beyond it.
     largest = 2**31 - 1024
     for name, value in (("m", p.m), ("n", p.n), ("k", p.k), ("batches", p.batches)):
         if not 1 <= value <= largest:
-            reject(name, value, f"TMA coordinates allow 1 to {largest}", min(max(value, 1), largest))
-    step = VECTOR_BYTES // ITEMSIZE[p.in_dtype]
+            base.reject(name, value, f"TMA coordinates allow 1 to {largest}", min(max(value, 1), largest))
+    step = base.VECTOR_BYTES // base.ITEMSIZE[p.in_dtype]
     if p.k % step:
-        reject("k", p.k, "rows of a and b must be multiples of 16 bytes for TMA", round_up(p.k, step))
+        base.reject("k", p.k, "rows of a and b must be multiples of 16 bytes for TMA", base.round_up(p.k, step))
     most = longest_row(p.in_dtype)
     if most is not None and p.k > most:
-        reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
+        base.reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
 
 
 def check_tile_order(plan: StagedGemmPlan) -> None:
     """The order of the tiles and the ring of store buffers."""
     if plan.tiles + plan.clusters >= 2**31:
         fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
-        reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
+        base.reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
     check_store_stages(plan)

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, check_sm_count, legal_plans, reject
+from cute_kernels.plan import base
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
 from cute_kernels.plan.tiles import CtaPairs
@@ -40,38 +40,27 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     cta_m: int = 128
     epilogue_warps: int = 4
     tmem_load_width: int = 32
-    store_rows: int = LANES
+    store_rows: int = base.LANES
     barrier_region: ClassVar[str] = "barriers and tensor-memory address"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     mma_tiles = number(lambda self: self.config.block_m // self.cta_m)
     """UMMA tiles of 256 rows in one tile of the pair; they share the stage of ``b``."""
     mma_m = number(lambda self: self.cta_m * self.cta_group)
-
-    @property
-    def pairs(self) -> tuple[int, int]:
-        """CTA pairs of a cluster along rows and columns."""
-        return self.config.cluster_m // self.cta_group, self.config.cluster_n
-
+    pairs = fact(lambda self: (self.config.cluster_m // self.cta_group, self.config.cluster_n))
+    """CTA pairs of a cluster along rows and columns."""
     ctas = number(lambda self: self.config.cluster_m * self.config.cluster_n)
     sharing_pairs = number(lambda self: sum(self.pairs) - 1)
     cluster_rows = number(lambda self: self.config.block_m * self.config.cluster_m)
     cluster_columns = number(lambda self: self.config.tile_n * self.config.cluster_n)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     a_stage_bytes = number(lambda self: self.config.block_m * self.k_block_bytes)
     storing_warps = number(lambda self: self.epilogue_warps)
     accumulators = number(lambda self: self.config.accumulators)
     tmem_columns = number(lambda self: self.accumulators * self.mma_tiles * self.config.tile_n)
     """Accumulators of every MMA tile, in the powers of two that tcgen05.alloc hands out."""
-
-    @property
-    def tmem(self) -> tuple[TmemRegion, ...]:
-        columns = self.config.tile_n
-        count = self.accumulators * self.mma_tiles
-        return tuple(TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(count))
+    tmem = fact(lambda self: base.tmem_accumulators(self.accumulators * self.mma_tiles, self.config.tile_n))
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c, rows = self.config, self.mma_tiles * self.mma_m
@@ -87,24 +76,24 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
 
 
 FIELDS = {
-    "block_m": Field("one or two UMMA tiles of 128 rows per CTA", (128, 256)),
-    "tile_n": Field("N of a UMMA in swizzle atoms of b, both CTAs holding half", (64, 128, 256)),
-    "stages": Field("TMA and tensor core overlap only with two stages or more", least=2),
+    "block_m": base.Field("one or two UMMA tiles of 128 rows per CTA", (128, 256)),
+    "tile_n": base.Field("N of a UMMA in swizzle atoms of b, both CTAs holding half", (64, 128, 256)),
+    "stages": base.Field("TMA and tensor core overlap only with two stages or more", least=2),
     "group_m": GROUP_M,
-    "cluster_m": Field("CTAs of a cluster along the rows: one pair or two", (2, 4)),
-    "cluster_n": Field("pairs of a cluster along the columns", (1, 2)),
-    "accumulators": Field("of a whole tile in tensor memory", (1, 2)),
+    "cluster_m": base.Field("CTAs of a cluster along the rows: one pair or two", (2, 4)),
+    "cluster_n": base.Field("pairs of a cluster along the columns", (1, 2)),
+    "accumulators": base.Field("of a whole tile in tensor memory", (1, 2)),
 }
 
 
-def checked_plan(problem: GemmProblem, config: Sm100GemmConfig, arch: Arch, sm_count: int) -> Sm100GemmPlan:
+def checked_plan(problem: GemmProblem, config: Sm100GemmConfig, arch: base.Arch, sm_count: int) -> Sm100GemmPlan:
     """The plan, or ValueError."""
-    check_fields(config, FIELDS)
+    base.check_fields(config, FIELDS)
     plan = Sm100GemmPlan(problem, config, arch, sm_count)
     if plan.tmem_columns > arch.tmem_columns:
         size = f"{config.accumulators} accumulators of {plan.mma_tiles} x {config.tile_n} columns"
-        reject("tile_n", config.tile_n, f"{size} exceed {arch.tmem_columns} TMEM columns", config.tile_n // 2)
-    check_sm_count(sm_count, plan.ctas)
+        base.reject("tile_n", config.tile_n, f"{size} exceed {arch.tmem_columns} TMEM columns", config.tile_n // 2)
+    base.check_sm_count(sm_count, plan.ctas)
     check_tile_order(plan)
     check_stores_and_stages(plan)
     return plan
@@ -118,7 +107,7 @@ Level 7 is 1.0 to 5.5% faster than Level 8 where both fill the device. `WIDE` ha
 """
 
 
-def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100GemmConfig:
+def default_config(problem: GemmProblem, arch: base.Arch, sm_count: int) -> Sm100GemmConfig:
     """The candidate that finishes its waves first.
 
     One rule that reproduces the CUDA original's table: time is the tiles of the busiest cluster times the cost of a
@@ -146,7 +135,7 @@ TUNED = (
 """Candidates of a tuner besides: less traffic at a cost that no count shows, and tiles for small problems."""
 
 
-def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm100GemmPlan]:
+def search_space(problem: GemmProblem, arch: base.Arch, sm_count: int) -> list[Sm100GemmPlan]:
     """Legal plans that are worth timing on a device: the chooser's choice, its candidates, and the others."""
     configs = dict.fromkeys((default_config(problem, arch, sm_count), *CANDIDATES, *TUNED))
-    return legal_plans(checked_plan, problem, configs, arch, sm_count)
+    return base.legal_plans(checked_plan, problem, configs, arch, sm_count)

@@ -38,11 +38,8 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
 
     multiplied_dtype = text(lambda self: self.problem.in_dtype)
     """FP32 is copied as it is: what rounds it to TF32 is the kernel."""
-
-    @property
-    def lane_columns(self) -> int:
-        """At most 8, also where 16 bytes hold 16 elements: a warp's columns are a multiple of 32."""
-        return min(super().lane_columns, 8)
+    lane_columns = number(lambda self: min(super().lane_columns, 8))
+    """At most 8, also where 16 bytes hold 16 elements: a warp's columns are a multiple of 32."""
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -60,11 +57,8 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
         )
         return (*given[:first_size], *workspace, *given[first_size:])
 
-    @property
-    def k_blocks(self) -> int:
-        """Stages that a slice of a tile takes, the last one of some with zeros."""
-        return -(-super().k_blocks // self.config.split_k)
-
+    k_blocks = number(lambda self: -(-super().k_blocks // self.config.split_k))
+    """Stages that a slice of a tile takes, the last one of some with zeros."""
     shared_tiles = number(lambda self: self.tiles // self.config.split_k)
     """Tiles whose slices are added."""
     partial_elements = number(lambda self: self.config.tile_m * self.config.tile_n)

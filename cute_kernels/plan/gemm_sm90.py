@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
@@ -56,7 +55,6 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     bias_vector: ClassVar[int] = 1
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     tile_m = number(lambda self: self.config.tile_m)
     sharing_ctas = number(lambda self: self.config.cluster_m * self.config.cluster_n)
     """CTAs that load operands for each other: those of a cluster with the same slice of K."""
@@ -73,7 +71,6 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         return c.tile_m * c.cluster_m if c.transposed else c.tile_n * c.cluster_n
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     @property
     def loaded_rows(self) -> int:
         """Rows of a tile of ``a`` that are loaded: all, or a power of two that covers M where that is at most half.
@@ -89,16 +86,13 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     loaded_bytes = number(lambda self: self.stage_bytes - (self.config.tile_m - self.loaded_rows) * self.k_block_bytes)
     """Bytes that complete on the barrier of a stage: its bytes but for the rows of ``a`` that are not loaded."""
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return super().compiled_in | {"loaded_rows": self.loaded_rows}
+    compiled_in = fact(lambda self: super().compiled_in | {"loaded_rows": self.loaded_rows})
 
     @property
     def tma_residual(self) -> bool:
         """Where it is as wide as the output, whose place in a store buffer it takes first."""
         residual = self.problem.residual
-        return residual is not None and ITEMSIZE[residual] == ITEMSIZE[self.problem.out_dtype]
+        return residual is not None and ITEMSIZE[residual] == self.out_bytes
 
     store_warps = number(lambda self: max(1, min(4, self.finished_warps)) if self.config.transposed else 1)
     """Warps that fill a store buffer together: of a transposed tile each has 16 of its columns."""
@@ -106,7 +100,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     @property
     def store_row_bytes(self) -> int:
         if self.config.transposed:
-            return self.store_warps * WARP_ROWS * ITEMSIZE[self.problem.out_dtype]
+            return self.store_warps * WARP_ROWS * self.out_bytes
         return super().store_row_bytes
 
     @property
@@ -118,11 +112,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     store_span = number(lambda self: self.store_rows if self.config.transposed else self.store_columns)
     """Columns of the accumulators that a store buffer takes."""
     regions_per_tile = number(lambda self: self.mma_tiles * (self.config.tile_n // self.store_span))
-
-    @property
-    def staging_bytes(self) -> int:
-        return super().staging_bytes // self.store_warps
-
+    staging_bytes = number(lambda self: super().staging_bytes // self.store_warps)
     store_buffer_bytes = number(lambda self: self.store_rows * self.store_row_bytes)
     finished_warps = number(lambda self: self.storing_warps // self.config.split_k)
     """Consumer warps of a tile whose rows one CTA adds up and stores; the other CTAs' warps send it theirs."""
@@ -154,9 +144,8 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     @property
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:
-        if self.config.split_k == 1:
-            return ()
-        return (("partial sums", self.finished_warps * self.received_bytes, 128),)
+        sums = ("partial sums", self.finished_warps * self.received_bytes, 128)
+        return (sums,) if self.config.split_k > 1 else ()
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -394,7 +383,7 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - gain)
     fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
     rate = FETCHED_BYTES_PER_CLOCK
-    b_bytes = plan.problem.n * plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    b_bytes = plan.problem.n * plan.problem.k * plan.in_bytes
     alone = c.transposed and plan.sharing_ctas == 1 and waves > 1  # every CTA loads all of both operands, anew
     if _rows_in_flight(plan) > NEAR_L2_BYTES or (alone and b_bytes > RESIDENT_B_BYTES):
         rate /= 2
@@ -430,7 +419,7 @@ def _buffer_share(plan: Sm90GemmPlan) -> float:
 def _rows_in_flight(plan: Sm90GemmPlan) -> float:
     """Bytes of the rows of ``a`` that the clusters work on at the same time."""
     columns = -(-plan.problem.n // plan.cluster_columns)
-    return plan.clusters / columns * plan.cluster_rows * plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    return plan.clusters / columns * plan.cluster_rows * plan.problem.k * plan.in_bytes
 
 
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
@@ -492,7 +481,7 @@ def tile_group(plan: Sm90GemmPlan) -> int:
     their operands.
     """
     columns = -(-plan.problem.n // plan.cluster_columns)
-    k_bytes = plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    k_bytes = plan.problem.k * plan.in_bytes
     if plan.config.transposed:
         return ALL_COLUMNS if plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
     tall = columns < plan.clusters and _rows_in_flight(plan) > NEAR_L2_BYTES

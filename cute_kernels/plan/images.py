@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Field, Operand, Plan, profile_operand, reject, require, round_up, sizes
 from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
@@ -94,18 +92,11 @@ class ImagesPlan(Plan):
     weight_columns_of_k = number(lambda self: self.problem.k)
     """Columns of the weight as the kernel reads it."""
 
-    @property
-    @abstractmethod
-    def table_shape(self) -> tuple[int, ...] | None:
-        """Shape of the bias + position table as the kernel reads it; None without one."""
+    table_shape = fact()
+    """Shape of the bias + position table as the kernel reads it; None without one."""
 
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return {"table": min(self.problem.table_rows, 2)}
-
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        return {"table_shape": self.table_shape}
+    compiled_in = fact(lambda self: {"table": min(self.problem.table_rows, 2)})
+    launch_facts = fact(lambda self: {"table_shape": self.table_shape})
 
     def describe_problem(self) -> str:
         return describe_problem(self.problem)

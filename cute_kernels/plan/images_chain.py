@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import text
+from cute_kernels.common.facts import fact, text
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Operand, Plan
+from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Plan
 from cute_kernels.plan.images import PIXEL_TYPES, STRIP_PATCH, describe_problem
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.images_sm80 import copies_rows
@@ -144,24 +144,12 @@ class RowsChainPlan(Plan):
     order = text(lambda self: "hwc" if self.problem.channels_last else "chw")
     """Order of a patch's pixels in its row."""
     runs = text(lambda self: f"patchify, then patch_embed: {self.reason}")
-
-    @property
-    def launches(self) -> tuple[Plan, ...]:
-        return (self.patchify, self.rows)
-
-    @property
-    def scratch(self) -> tuple[str, ...]:
-        return ("x",)
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Operands that the pass reads, and all of the second kernel: ``x`` [B * S, K] lies between."""
-        return (self.patchify.operands[0], *self.rows.operands)
-
-    @property
-    def table_shape(self) -> tuple[int, ...] | None:
-        """Shape of the table as the second kernel reads it."""
-        return self.rows.table_shape
+    launches = fact(lambda self: (self.patchify, self.rows))
+    scratch = fact(lambda self: ("x",))
+    operands = fact(lambda self: (self.patchify.operands[0], *self.rows.operands))
+    """Operands that the pass reads, and all of the second kernel: ``x`` [B * S, K] lies between."""
+    table_shape = fact(lambda self: self.rows.table_shape)
+    """Shape of the table as the second kernel reads it."""
 
     def describe_problem(self) -> str:
         return describe_problem(self.problem)
@@ -187,15 +175,8 @@ def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
     if p.positions == 1:
         return _copy_of(p)
     return PatchifyProblem(
-        batch=p.batch,
-        channels=p.channels,
-        height=p.height,
-        width=p.width,
-        patch=p.patch,
-        in_dtype=p.in_dtype,
-        out_dtype=PIXEL_TYPES[p.precision],
-        channels_last=p.channels_last,
-        order="hwc" if p.channels_last else "chw",
+        batch=p.batch, channels=p.channels, height=p.height, width=p.width, patch=p.patch, in_dtype=p.in_dtype,
+        out_dtype=PIXEL_TYPES[p.precision], channels_last=p.channels_last, order="hwc" if p.channels_last else "chw"
     )
 
 
@@ -204,15 +185,8 @@ def _copy_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
     channels = p.channels * p.patch**2
     together = math.gcd(p.batch, COPIED_TOGETHER) if channels <= LONGEST_COPIED else 1
     return PatchifyProblem(
-        batch=p.batch // together,
-        channels=channels,
-        height=1,
-        width=together,
-        patch=1,
-        in_dtype=p.in_dtype,
-        out_dtype=PIXEL_TYPES[p.precision],
-        channels_last=True,
-        order="hwc",
+        batch=p.batch // together, channels=channels, height=1, width=together, patch=1, in_dtype=p.in_dtype,
+        out_dtype=PIXEL_TYPES[p.precision], channels_last=True, order="hwc"
     )
 
 
@@ -224,25 +198,15 @@ def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProb
     """
     first = plan_patchify(_pass_of(problem), arch)
     product = PatchEmbedProblem(
-        m=problem.batch * problem.positions,
-        n=problem.n,
-        k=first.row_elements,
-        table_rows=problem.table_rows,
-        in_dtype=PIXEL_TYPES[problem.precision],
-        out_dtype=problem.out_dtype,
-        feature_scale=problem.precision == "int8",
+        m=problem.batch * problem.positions, n=problem.n, k=first.row_elements, table_rows=problem.table_rows,
+        in_dtype=PIXEL_TYPES[problem.precision], out_dtype=problem.out_dtype, feature_scale=problem.precision == "int8"
     )
     check_problem(product)
     return product
 
 
 def chained(rows: Kernel, why: Reason) -> Kernel:
-    """A kernel over rows behind the pass, with the tunables of that kernel.
-
-    Args:
-        rows: the kernel.
-        why: says why images are not read by a kernel itself; empty where they are.
-    """
+    """A kernel over rows behind the pass, with its tunables; ``why`` is empty where a kernel reads the images."""
 
     def plan(problem: PatchEmbedImagesProblem, config: PatchEmbedConfig, arch: Arch, sm_count: int) -> RowsChainPlan:
         product = rows.plan(rows_problem(problem, arch), config, arch, sm_count)

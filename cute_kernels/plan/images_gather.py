@@ -16,19 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
+from cute_kernels.plan import base
 from cute_kernels.plan import gemm_sm90 as dense
-from cute_kernels.plan.base import (
-    Arch,
-    Field,
-    check_fields,
-    check_sm_count,
-    is_legal,
-    reject,
-    require,
-    room_for_stages,
-)
 from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
 from cute_kernels.plan.shared_operands import (
     SWIZZLE_BYTES,
@@ -58,12 +49,7 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     config: Sm90GatherConfig
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
-    @property
-    def tile_m(self) -> int:
-        c = self.config
-        return c.tile_patches * c.tile_rows * c.tile_images
-
+    tile_m = number(lambda self: self.config.tile_patches * self.config.tile_rows * self.config.tile_images)
     pieces = number(lambda self: self.config.tile_patches // self.config.row_patches)
     """Pieces of a grid row in a tile, each of ``row_patches`` patches."""
     box_rows = number(lambda self: self.tile_m // self.config.row_patches)
@@ -92,7 +78,6 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     ctas = number(lambda self: self.config.cluster)
 
     # ---- output and table ------------------------------------------------------------------------------------------
-
     @property
     def store_box(self) -> tuple[int, int, int, int, int]:
         """Features, patches of a piece, pieces, grid rows and images that a warp stores from one buffer."""
@@ -105,10 +90,8 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
         """A thread's two rows of a WGMMA, eight apart, are of the same position in two images, or of one bias."""
         return self.problem.table_rows == 1 or self.pieces * self.config.tile_rows <= self.store_rows // 2
 
-    @property
-    def table_shape(self) -> tuple[int, int] | None:
-        """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
-        return (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None
+    table_shape = fact(lambda self: (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None)
+    """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -129,25 +112,26 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
 
 def check_gather_problem(p: PatchEmbedImagesProblem) -> None:
     """Checks what this kernel can gather."""
-    require("precision", p.precision, ("bf16", "fp16"), "both operands of the WGMMAs are floating-point numbers")
-    require("patch", p.patch, GATHERED_PATCHES, "a patch's row of pixels is 32, 64 or 128 bytes, which TMA swizzles")
+    base.require("precision", p.precision, ("bf16", "fp16"), "both operands of the WGMMAs are floating-point numbers")
+    rule = "a patch's row of pixels is 32, 64 or 128 bytes, which TMA swizzles"
+    base.require("patch", p.patch, GATHERED_PATCHES, rule)
 
 
 def check_gather(plan: Sm90GatherPlan) -> None:
     """Every limit of a configuration that leaves nothing open, but for those of `check_numbers`."""
     c, p = plan.config, plan.problem
-    check_sm_count(plan.sm_count, c.cluster)
+    base.check_sm_count(plan.sm_count, c.cluster)
     _check_tile(plan)
     if p.grid_width % c.row_patches:
         rule = f"TMA reads whole pieces, and a grid row has {p.grid_width} patches"
-        reject("row_patches", c.row_patches, rule, math.gcd(c.row_patches, p.grid_width))
+        base.reject("row_patches", c.row_patches, rule, math.gcd(c.row_patches, p.grid_width))
     if plan.row_bytes > SWIZZLE_BYTES:
         rule = f"{c.row_patches} patches of {p.patch} pixels are {plan.row_bytes} bytes, those of a swizzled row 128"
-        reject("row_patches", c.row_patches, rule, BLOCK_PIXELS // p.patch)
+        base.reject("row_patches", c.row_patches, rule, BLOCK_PIXELS // p.patch)
     shared = next(extent for extent in (*reversed(plan.box), c.cluster) if extent > 1)
     if shared % c.cluster:
         rule = f"CTAs load equal shares of {shared} rows, images or patches of a box"
-        reject("cluster", c.cluster, rule, math.gcd(c.cluster, shared))
+        base.reject("cluster", c.cluster, rule, math.gcd(c.cluster, shared))
     check_accumulators(plan)
     check_store_stages(plan)
     check_stores_and_stages(plan)
@@ -158,10 +142,10 @@ def check_numbers(plan: Sm90GatherPlan) -> None:
     c, p = plan.config, plan.problem
     if plan.tiles + plan.clusters >= 2**31:
         fit = (2**31 - 1 - plan.clusters) // (plan.position_tiles * plan.n_tiles) * c.tile_images
-        reject("batch", p.batch, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
+        base.reject("batch", p.batch, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
     if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
         rule = f"the table is indexed with 32 bits and has {plan.padded_n} padded columns"
-        reject("height", p.height, rule, (2**31 - 1) // (plan.padded_n * p.grid_width) * p.patch)
+        base.reject("height", p.height, rule, (2**31 - 1) // (plan.padded_n * p.grid_width) * p.patch)
 
 
 def _check_tile(plan: Sm90GatherPlan) -> None:
@@ -171,25 +155,24 @@ def _check_tile(plan: Sm90GatherPlan) -> None:
         value = getattr(c, name)
         if value & (value - 1) or value > 256:
             nearest = min(256, 1 << max(0, value.bit_length() - 1))
-            reject(name, value, _POWERS, nearest)
+            base.reject(name, value, _POWERS, nearest)
     if c.tile_patches % c.row_patches:
         rule = f"a tile has whole pieces of {c.row_patches} patches"
-        reject("tile_patches", c.tile_patches, rule, c.row_patches)
+        base.reject("tile_patches", c.tile_patches, rule, c.row_patches)
     legal = (64, 128) if c.pingpong else (128, 256)
     rows = c.tile_patches * c.tile_rows
     if plan.tile_m not in legal:
         fit = [count // rows for count in legal if count >= rows]
         rule = f"{plan.tile_m} patches of a tile, {' or '.join(map(str, legal))} are what two warpgroups take"
         if fit:
-            reject("tile_images", c.tile_images, rule, min(fit, key=lambda images: abs(images - c.tile_images)))
-        reject("tile_rows", c.tile_rows, rule, max(1, legal[-1] // c.tile_patches))
+            base.reject("tile_images", c.tile_images, rule, min(fit, key=lambda images: abs(images - c.tile_images)))
+        base.reject("tile_rows", c.tile_rows, rule, max(1, legal[-1] // c.tile_patches))
     if plan.box_rows < WARPGROUP_ROWS:
         rule = f"a WGMMA takes a patch of each of {WARPGROUP_ROWS} pieces, a tile of {plan.tile_m} has {plan.box_rows}"
-        reject("row_patches", c.row_patches, rule, plan.tile_m // WARPGROUP_ROWS)
+        base.reject("row_patches", c.row_patches, rule, plan.tile_m // WARPGROUP_ROWS)
 
 
 # --- which tiles the SM90a kernel over gathered patches gets, where its configuration leaves that open ---------------
-
 
 MOST_STAGES = 8
 """More have made no GEMM of this package faster."""
@@ -209,27 +192,27 @@ CLUSTERS = (1, 2, 4)
 
 
 _POWERS = "extents of a tile are powers of two up to 256, of TMA's boxes"
-_POWER = Field(_POWERS, least=1)
+_POWER = base.Field(_POWERS, least=1)
 
 FIELDS = {
     "tile_patches": _POWER,
     "tile_rows": _POWER,
     "tile_images": _POWER,
-    "row_patches": Field("patches of which TMA reads one row of pixels", ROW_PATCHES),
-    "tile_n": Field("N of a WGMMA in whole store buffers", TILE_N),
-    "cluster": Field("CTAs that share the patches of a tile", CLUSTERS),
-    "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2, open="what fits, up to 8"),
-    "store_stages": Field("store buffers of a warp", least=1, open="two, or what divides a tile"),
+    "row_patches": base.Field("patches of which TMA reads one row of pixels", ROW_PATCHES),
+    "tile_n": base.Field("N of a WGMMA in whole store buffers", TILE_N),
+    "cluster": base.Field("CTAs that share the patches of a tile", CLUSTERS),
+    "stages": base.Field("TMA and WGMMA overlap only with two stages or more", least=2, open="what fits, up to 8"),
+    "store_stages": base.Field("store buffers of a warp", least=1, open="two, or what divides a tile"),
     "order": TILE_ORDER,
 }
 
 
 def checked_plan(
-    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: base.Arch, sm_count: int
 ) -> Sm90GatherPlan:
     """The plan, or ValueError; what a config leaves open is what the model finds fastest."""
     check_gather_problem(problem)
-    check_fields(config, FIELDS)
+    base.check_fields(config, FIELDS)
     plan = _resolve(problem, config, arch, sm_count)
     check_gather(plan)
     check_numbers(plan)
@@ -245,20 +228,22 @@ def why_not_gathered(problem: PatchEmbedImagesProblem) -> str:
     return ""
 
 
-def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90GatherConfig:
+def default_config(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> Sm90GatherConfig:
     """With the tiles of the schedule that the model finds faster."""
     plans = [_resolve(problem, Sm90GatherConfig(pingpong=pingpong), arch, sm_count) for pingpong in (False, True)]
-    return min(plans, key=lambda plan: (not is_legal(plan, check_gather), modelled_clocks(plan))).config
+    return min(plans, key=lambda plan: (not base.is_legal(plan, check_gather), modelled_clocks(plan))).config
 
 
 @functools.lru_cache(maxsize=4096)
-def _resolve(problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: Arch, sm_count: int) -> Sm90GatherPlan:
+def _resolve(
+    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: base.Arch, sm_count: int
+) -> Sm90GatherPlan:
     """The plan of least modelled time among those that leave given fields as they are; a wrong one where all are."""
     plans = [
         _filled(Sm90GatherPlan(problem, candidate, arch, sm_count), config)
         for candidate in _candidates(problem, config)
     ]
-    legal = [plan for plan in plans if is_legal(plan, check_gather)]
+    legal = [plan for plan in plans if base.is_legal(plan, check_gather)]
     return min(legal or plans, key=modelled_clocks)
 
 
@@ -275,20 +260,13 @@ def _candidates(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig) -> Iterat
             continue
         for n, cluster in itertools.product(tile_n, clusters):
             yield dataclasses.replace(
-                c,
-                **shape,
-                row_patches=q,
-                tile_n=n,
-                cluster=cluster,
-                stages=c.stages or 2,
-                store_stages=c.store_stages or 1,
+                c, **shape, row_patches=q, tile_n=n, cluster=cluster, stages=c.stages or 2,
+                store_stages=c.store_stages or 1
             )
 
 
 def _shape(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig, row_patches: int, tile_m: int) -> dict[str, int]:
-    """Extents of a tile of ``tile_m`` patches that cover the images with the fewest tiles.
-
-    Of those, the one with the longest pieces of grid rows, whose pixels are neighbours in memory.
+    """Extents of a tile of ``tile_m`` patches: the fewest tiles cover the images, of these the longest pieces of rows.
     """
     shapes = []
     for patches in (c.tile_patches,) if c.tile_patches else _powers(row_patches, tile_m):
@@ -315,11 +293,11 @@ def _filled(plan: Sm90GatherPlan, given: Sm90GatherConfig) -> Sm90GatherPlan:
         plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, store_stages=stores))
     if given.stages:
         return plan
-    stages = max(2, min(room_for_stages(plan), MOST_STAGES))
+    stages = max(2, min(base.room_for_stages(plan), MOST_STAGES))
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=stages))
 
 
-def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm90GatherPlan]:
+def search_space(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> list[Sm90GatherPlan]:
     """Legal plans that are worth timing, the one with the least modelled time first; of each, both orders."""
     if why_not_gathered(problem):
         return []
@@ -329,7 +307,7 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
         for c in _candidates(problem, given)
     ]
     found = []
-    for plan in sorted((p for p in plans if is_legal(p, check_gather)), key=modelled_clocks):
+    for plan in sorted((p for p in plans if base.is_legal(p, check_gather)), key=modelled_clocks):
         configs = [dataclasses.replace(plan.config, order=order) for order in ("image", "row")]
         found += [dataclasses.replace(plan, config=config) for config in configs]
     return found

@@ -12,18 +12,8 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
-from cute_kernels.plan import b200
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    Arch,
-    Field,
-    check_fields,
-    check_sm_count,
-    is_legal,
-    reject,
-    require,
-    round_up,
-)
+from cute_kernels.plan import b200, base
+from cute_kernels.plan import sm100_transposed as transposed
 from cute_kernels.plan.images import MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_strips import (
     StripsPlan,
@@ -33,28 +23,10 @@ from cute_kernels.plan.images_strips import (
     images_step,
 )
 from cute_kernels.plan.prediction import Prediction
-from cute_kernels.plan.sm100_transposed import (
-    ACCUMULATORS,
-    COLUMN_STEP,
-    CTA_GROUP,
-    MMA_COLUMNS,
-    MOST_COLUMNS,
-    STAGES,
-    WEIGHT_MEMORY,
-    Sm100TransposedPlan,
-    check_mma_tiles,
-    check_stages,
-    check_tensor_memory,
-    complete,
-    largest_fitting,
-    launch_clocks,
-    smallest,
-    transposed_work,
-)
 
 
 @dataclass(frozen=True)
-class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
+class Sm100ImagesPlan(StripsPlan, transposed.Sm100TransposedPlan):
     """The persistent tcgen05 kernel over strips: rows of ``x`` are patches, of which a CTA loads its own images."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_images:Sm100ImagesKernel"
@@ -63,11 +35,9 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
     config: Sm100ImagesConfig
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     cta_images = number(lambda self: self.tile_images // self.cta_group)
 
     # ---- printing --------------------------------------------------------------------------------------------------
-
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
@@ -84,18 +54,17 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
 
 # --- limits of the SM100a kernel over images, and which configuration a problem gets where it is left open -----------
 
-
 FIELDS = {
-    "source": Field("how patches come out of the images", ("strips", "gather")),
+    "source": base.Field("how patches come out of the images", ("strips", "gather")),
     "tile_patches": TILE_PATCHES,
     "tile_images": TILE_IMAGES,
-    "cta_group": CTA_GROUP,
-    "weight": WEIGHT_MEMORY,
-    "accumulators": ACCUMULATORS,
-    "mma_columns": MMA_COLUMNS,
-    "tmem_load_width": Field("columns whose registers an epilogue warp holds", (16, 32)),
-    "stages": STAGES,
-    "stage_blocks": Field("halves of a patch of one channel in a stage", (1, 2)),
+    "cta_group": transposed.CTA_GROUP,
+    "weight": transposed.WEIGHT_MEMORY,
+    "accumulators": transposed.ACCUMULATORS,
+    "mma_columns": transposed.MMA_COLUMNS,
+    "tmem_load_width": base.Field("columns whose registers an epilogue warp holds", (16, 32)),
+    "stages": transposed.STAGES,
+    "stage_blocks": base.Field("halves of a patch of one channel in a stage", (1, 2)),
     "order": TILE_ORDER,
 }
 
@@ -105,28 +74,28 @@ _TRIED_SHAPES = 4
 
 
 def checked_plan(
-    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: base.Arch, sm_count: int
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     integers = problem.precision == "int8"
     check_strips_problem(problem) if integers else check_gathered_problem(problem)
-    check_fields(config, FIELDS)
+    base.check_fields(config, FIELDS)
     rule = f"how patches of {problem.in_dtype} come out of the images"
-    require("source", config.source, ("strips" if integers else "gather",), rule)
-    check_sm_count(sm_count, config.cta_group, "pair")
+    base.require("source", config.source, ("strips" if integers else "gather",), rule)
+    base.check_sm_count(sm_count, config.cta_group, "pair")
     _check_channels(problem, config, arch)
     plan = resolve(problem, config, arch, sm_count)
     check(plan)
     return plan
 
 
-def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch) -> None:
+def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: base.Arch) -> None:
     """Checks that the smallest tile fits beside the weight, in the memory where that stays."""
-    shape = {"tile_patches": 1, "tile_images": COLUMN_STEP}
-    least = smallest(config, "tmem", **shape)
+    shape = {"tile_patches": 1, "tile_images": transposed.COLUMN_STEP}
+    least = transposed.smallest(config, "tmem", **shape)
     per_channel = Sm100ImagesPlan(dataclasses.replace(problem, channels=1), least, arch, 1)
-    tmem = (arch.tmem_columns - COLUMN_STEP) // per_channel.weight_columns
-    beside = dataclasses.replace(per_channel, config=smallest(config, "smem", **shape))
+    tmem = (arch.tmem_columns - transposed.COLUMN_STEP) // per_channel.weight_columns
+    beside = dataclasses.replace(per_channel, config=transposed.smallest(config, "smem", **shape))
     smem = (arch.smem_bytes - (beside.smem_bytes - beside.weight_bytes)) // beside.weight_bytes
     most = {"tmem": tmem, "smem": smem, None: max(tmem, smem)}[config.weight]
     if problem.channels > most:
@@ -135,36 +104,36 @@ def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig,
             f"{problem.channels * per_channel.weight_columns} columns of tensor memory or "
             f"{problem.channels * beside.weight_bytes:,} B of shared memory, and stays there"
         )
-        reject("channels", problem.channels, rule, most)
+        base.reject("channels", problem.channels, rule, most)
 
 
 # ---- limits of a complete configuration -----------------------------------------------------------------------------
 
-
 def check(plan: Sm100ImagesPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
-    check_tensor_memory(plan, functools.partial(_narrower, plan))
-    check_mma_tiles(plan)
+    transposed.check_tensor_memory(plan, functools.partial(_narrower, plan))
+    transposed.check_mma_tiles(plan)
     step, patches = _images_step(plan), plan.tile_patches
-    check_stages(plan, "tile_images", plan.tile_images, lambda: largest_fitting(plan, step, "tile_images", patches))
+    fitting = functools.partial(transposed.largest_fitting, plan, step, "tile_images", patches)
+    transposed.check_stages(plan, "tile_images", plan.tile_images, fitting)
     check_table(plan)
 
 
 def _images_step(plan: Sm100ImagesPlan) -> int:
-    return images_step(plan.tile_patches, COLUMN_STEP) * plan.cta_group
+    return images_step(plan.tile_patches, transposed.COLUMN_STEP) * plan.cta_group
 
 
 def _check_tile(plan: Sm100ImagesPlan) -> None:
     """The columns of a tile are a legal N, and so is each CTA's share of them."""
     step, images = _images_step(plan), plan.tile_images
-    largest = MOST_COLUMNS // plan.tile_patches // step * step
+    largest = transposed.MOST_COLUMNS // plan.tile_patches // step * step
     if images % step or not 1 <= images <= largest:
         rule = (
             f"with {plan.tile_patches} patches and {plan.cta_group} CTAs multiples of {step} up to {largest} make N = "
-            f"{COLUMN_STEP * plan.cta_group} to {MOST_COLUMNS}"
+            f"{transposed.COLUMN_STEP * plan.cta_group} to {transposed.MOST_COLUMNS}"
         )
-        reject("tile_images", images, rule, min(max(round_up(images, step), step), largest))
+        base.reject("tile_images", images, rule, min(max(base.round_up(images, step), step), largest))
 
 
 def _narrower(plan: Sm100ImagesPlan, columns: int) -> tuple[str, object, object]:
@@ -173,14 +142,13 @@ def _narrower(plan: Sm100ImagesPlan, columns: int) -> tuple[str, object, object]
     if images:
         return "tile_images", plan.tile_images, images
     fewer = range(columns // plan.tile_images, 0, -1)
-    legal = (p for p in fewer if not plan.tile_images % (images_step(p, COLUMN_STEP) * plan.cta_group))
+    legal = (p for p in fewer if not plan.tile_images % (images_step(p, transposed.COLUMN_STEP) * plan.cta_group))
     return "tile_patches", plan.tile_patches, next(legal, 1)
 
 
 # ---- what a problem gets --------------------------------------------------------------------------------------------
 
-
-def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm100ImagesConfig:
+def default_config(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> Sm100ImagesConfig:
     """Everything open."""
     return Sm100ImagesConfig()
 
@@ -188,15 +156,17 @@ def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) 
 def predict(plan: Sm100ImagesPlan) -> Prediction:
     """The modelled time of a launch on a B200, by costs that are fitted to rows: no time of images was at hand."""
     p = plan.problem
-    pixels = p.batch * p.channels * p.height * p.width * ITEMSIZE[p.in_dtype]
-    weight = p.n * p.k * ITEMSIZE[plan.weight_dtype]
-    table = p.table_rows * p.n * ITEMSIZE["float32"]
-    out = p.batch * p.positions * p.n * ITEMSIZE[p.out_dtype]
-    return b200.predict(transposed_work(plan, pixels + weight + table + out))
+    pixels = p.batch * p.channels * p.height * p.width * base.ITEMSIZE[p.in_dtype]
+    weight = p.n * p.k * base.ITEMSIZE[plan.weight_dtype]
+    table = p.table_rows * p.n * base.ITEMSIZE["float32"]
+    out = p.batch * p.positions * p.n * base.ITEMSIZE[p.out_dtype]
+    return b200.predict(transposed.transposed_work(plan, pixels + weight + table + out))
 
 
 @functools.lru_cache(maxsize=1024)
-def resolve(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int) -> Sm100ImagesPlan:
+def resolve(
+    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: base.Arch, sm_count: int
+) -> Sm100ImagesPlan:
     """The plan with what the configuration leaves open filled in: of all legal shapes the one of least cost.
 
     Shared memory keeps the weight where the configuration says so, or where no shape leaves it room in tensor memory.
@@ -206,42 +176,42 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: A
     weights = (config.weight,) if config.weight is not None else ("tmem", "smem")
     cheapest = None
     for weight in weights:
-        plans = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
+        plans = sorted(_candidates(problem, config, arch, sm_count, weight), key=transposed.launch_clocks)
         cheapest = cheapest or plans[0]
         for plan in plans:
-            if is_legal(plan, check):
+            if base.is_legal(plan, check):
                 return plan
     return cheapest
 
 
-def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm100ImagesPlan]:
+def search_space(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> list[Sm100ImagesPlan]:
     """Legal plans that are worth timing on a device: of each memory and group of CTAs those of least cost."""
     plans: list[Sm100ImagesPlan] = []
     with contextlib.suppress(ValueError):
         plans.append(checked_plan(problem, Sm100ImagesConfig(), arch, sm_count))
         for weight, group in itertools.product(("tmem", "smem"), (1, 2) if sm_count > 1 else (1,)):
             config = Sm100ImagesConfig(cta_group=group)
-            shapes = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
-            plans += [plan for plan in shapes if is_legal(plan, check)][:_TRIED_SHAPES]
+            shapes = sorted(_candidates(problem, config, arch, sm_count, weight), key=transposed.launch_clocks)
+            plans += [plan for plan in shapes if base.is_legal(plan, check)][:_TRIED_SHAPES]
     return list(dict.fromkeys(plans))
 
 
 def _candidates(
-    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int, weight: str
+    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: base.Arch, sm_count: int, weight: str
 ) -> Iterator[Sm100ImagesPlan]:
     """Complete configurations, with a single CTA and wide tiles first."""
     groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
     source = "strips" if problem.precision == "int8" else "gather"
     for group, patches in itertools.product(groups, _patches(problem, config)):
-        step = images_step(patches, COLUMN_STEP) * group
-        largest = max(step, MOST_COLUMNS // patches // step * step)
-        most = min(largest, round_up(problem.batch, step))
+        step = images_step(patches, transposed.COLUMN_STEP) * group
+        largest = max(step, transposed.MOST_COLUMNS // patches // step * step)
+        most = min(largest, base.round_up(problem.batch, step))
         images = (config.tile_images,) if config.tile_images else range(most, 0, -step)
         for count in images:
             shape = dataclasses.replace(
                 config, source=source, cta_group=group, weight=weight, tile_patches=patches, tile_images=count
             )
-            yield complete(Sm100ImagesPlan(problem, shape, arch, sm_count))
+            yield transposed.complete(Sm100ImagesPlan(problem, shape, arch, sm_count))
 
 
 def _patches(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig) -> tuple[int, ...]:

@@ -7,27 +7,13 @@ lanes have neighbouring patches, or the pieces of one row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
-from cute_kernels.common.facts import number, text
+from cute_kernels.common.facts import fact, number, text
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig, longest_row
-from cute_kernels.plan import sm80
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    LANES,
-    VECTOR_BYTES,
-    Arch,
-    Field,
-    Operand,
-    SmemRegion,
-    check_fields,
-    reject,
-    require,
-    round_up,
-)
+from cute_kernels.plan import base, sm80
 from cute_kernels.plan.images import ImagesPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice
 
@@ -35,8 +21,8 @@ COPIED_ROWS = (16, 32, 64)
 """Bytes of a row of a patch, in as many pieces as lanes copy side by side."""
 
 FIELDS = sm80.FIELDS | {
-    "tile_images": Field("images whose patches at a position are neighbouring rows", (1, 8)),
-    "teams": Field("groups of warps of a CTA, which share the weight if they are two", (1, 2)),
+    "tile_images": base.Field("images whose patches at a position are neighbouring rows", (1, 8)),
+    "teams": base.Field("groups of warps of a CTA, which share the weight if they are two", (1, 2)),
 }
 
 
@@ -47,7 +33,7 @@ copy the pixels more often, in pieces of 16 bytes."""
 
 def copies_rows(problem: PatchEmbedImagesProblem) -> bool:
     """Whether rows of a patch have lengths that this kernel copies."""
-    return problem.patch * ITEMSIZE[problem.in_dtype] in COPIED_ROWS
+    return problem.patch * base.ITEMSIZE[problem.in_dtype] in COPIED_ROWS
 
 
 @dataclass(frozen=True)
@@ -59,28 +45,21 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     config: Sm80ImagesConfig
 
     runs = text(lambda self: "patches: one kernel reads the images")
+    operands = fact(lambda self: tuple(operand for operand in super().operands if operand.name != "profile"))
+    """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` [positions or 1, N].
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` [positions or 1, N].
-
-        Written is ``out`` [B, S, N]. Integer weights alone have a scale.
-        """
-        return tuple(operand for operand in super().operands if operand.name != "profile")
+    Written is ``out`` [B, S, N]. Integer weights alone have a scale.
+    """
 
     @property
     def m_tiles(self) -> int:
-        images = round_up(self.problem.batch, self.config.tile_images)
+        images = base.round_up(self.problem.batch, self.config.tile_images)
         return -(-images * self.problem.positions // self.config.tile_m)
 
     n_tiles = number(lambda self: -(-self.problem.n // self.config.tile_n))
-
-    @property
-    def table_shape(self) -> tuple[int, int] | None:
-        """``[positions, N]`` in row-major order of the patch grid, ``[1, N]`` of a bias alone; None without both."""
-        return (self.problem.table_rows, self.problem.n) if self.problem.table_rows else None
-
-    pieces = number(lambda self: self.problem.patch * ITEMSIZE[self.problem.in_dtype] // VECTOR_BYTES)
+    table_shape = fact(lambda self: (self.problem.table_rows, self.problem.n) if self.problem.table_rows else None)
+    """``[positions, N]`` in row-major order of the patch grid, ``[1, N]`` of a bias alone; None without both."""
+    pieces = number(lambda self: self.problem.patch * self.in_bytes // base.VECTOR_BYTES)
     """Copies of a row of a patch: lanes side by side have one each."""
     patch_rows = number(lambda self: self.chunks // self.pieces)
     """Rows of a patch in a stage."""
@@ -108,15 +87,13 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         fits = fits and c.resident_ctas * (total + CTA_SMEM_BYTES) <= self.arch.sm_smem_bytes
         return fits and c.tile_images == 8 and self.problem.table_rows > 1 and self.k_blocks >= c.stages
 
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return super().compiled_in | {"copies_table": self.copies_table}
+    compiled_in = fact(lambda self: super().compiled_in | {"copies_table": self.copies_table})
 
-    def team_smem(self, start: int) -> tuple[SmemRegion, ...]:
+    def team_smem(self, start: int) -> tuple[base.SmemRegion, ...]:
         regions = super().team_smem(start)
         if not self.copies_table:
             return regions
-        return (*regions, SmemRegion("table and scales of a tile", start + self.ring_bytes, self.table_bytes, 128))
+        return (*regions, base.SmemRegion("table and scales of a tile", start + self.ring_bytes, self.table_bytes, 128))
 
     teams = number(lambda self: self.config.teams)
 
@@ -134,18 +111,18 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
 
 def checked_plan(
-    problem: PatchEmbedImagesProblem, config: Sm80ImagesConfig, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm80ImagesConfig, arch: base.Arch, sm_count: int
 ) -> Sm80ImagesPlan:
     """The plan, or ValueError."""
     p = problem
-    sides = tuple(size // ITEMSIZE[p.in_dtype] for size in COPIED_ROWS)
-    require("patch", p.patch, sides, f"a row of a patch is {COPIED_ROWS} bytes, in pieces of 16")
+    sides = tuple(size // base.ITEMSIZE[p.in_dtype] for size in COPIED_ROWS)
+    base.require("patch", p.patch, sides, f"a row of a patch is {COPIED_ROWS} bytes, in pieces of 16")
     if p.channels_last:
-        reject("channels_last", True, "pixels of one channel are copied, which have to be neighbours", False)
+        base.reject("channels_last", True, "pixels of one channel are copied, which have to be neighbours", False)
     most = longest_row(p.in_dtype)
     if most is not None and p.k > most:
-        reject("channels", p.channels, "sums of products of uint8 by int8 leave 32 bits", most // p.patch**2)
-    check_fields(config, FIELDS)
+        base.reject("channels", p.channels, "sums of products of uint8 by int8 leave 32 bits", most // p.patch**2)
+    base.check_fields(config, FIELDS)
     plan = Sm80ImagesPlan(problem, config, arch, sm_count)
     check_kept(plan)
     check_tiles(plan)
@@ -157,13 +134,13 @@ def check_kept(plan: Sm80ImagesPlan) -> None:
     """A weight that is kept fits shared memory beside the stages, and is copied before the first of several blocks."""
     if plan.keeps_b and not plan.overlaps:
         rule = f"two teams copy blocks ahead, of which a tile has {plan.k_blocks}"
-        reject("stages", plan.config.stages, rule, plan.k_blocks + 1)
+        base.reject("stages", plan.config.stages, rule, plan.k_blocks + 1)
     if plan.keeps_b and plan.smem_bytes > plan.arch.smem_bytes:
         rule = (
             f"{plan.kept_bytes:,} B of the weight and {plan.teams} x {plan.team_bytes:,} B of stages make "
             f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
         )
-        reject("teams", plan.config.teams, rule, 1)
+        base.reject("teams", plan.config.teams, rule, 1)
 
 
 def check_patches(plan: Sm80ImagesPlan) -> None:
@@ -171,11 +148,11 @@ def check_patches(plan: Sm80ImagesPlan) -> None:
     c = plan.config
     if plan.parts * plan.pass_patches * plan.pieces != plan.team_threads or c.tile_m % plan.pass_patches:
         rule = f"{plan.threads} threads copy {plan.patch_rows} rows of {plan.pass_patches} patches at a time"
-        reject("tile_m", c.tile_m, rule, 128)
+        base.reject("tile_m", c.tile_m, rule, 128)
     rows = plan.m_tiles * c.tile_m
     if rows >= 2**31:
-        fit = (2**31 - 1) // plan.problem.positions // LANES * LANES
-        reject("batch", plan.problem.batch, f"{rows} rows, which are numbered with 32 bits", fit)
+        fit = (2**31 - 1) // plan.problem.positions // base.LANES * base.LANES
+        base.reject("batch", plan.problem.batch, f"{rows} rows, which are numbered with 32 bits", fit)
 
 
 def _configs(problem: PatchEmbedImagesProblem) -> list[Sm80ImagesConfig]:

@@ -12,37 +12,11 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.plan import base
+from cute_kernels.plan import images_strips as strips
 from cute_kernels.plan import patch_embed_sm90 as rows
-from cute_kernels.plan.base import (
-    TWO_TILES,
-    Arch,
-    Field,
-    SmemRegion,
-    check_fields,
-    check_sm_count,
-    check_smem,
-    legal_plans,
-    reject,
-    require,
-    round_up,
-    smem_map,
-)
 from cute_kernels.plan.images import MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_gather import GATHER_CLOCKS
-from cute_kernels.plan.images_strips import (
-    BLOCK_BYTES,
-    REPACKED,
-    SPANS,
-    SPLIT_BLOCKS,
-    StripsPlan,
-    check_integers,
-    check_table,
-    images_step,
-    may_split,
-    row_bytes,
-    span_of,
-    why_no_operand,
-)
 from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
@@ -70,7 +44,7 @@ MOST_COLUMNS = 256
 
 
 @dataclass(frozen=True)
-class Sm90ImagesPlan(StripsPlan, TransposedPlan):
+class Sm90ImagesPlan(strips.StripsPlan, TransposedPlan):
     """The persistent WGMMA kernel over strips, as `TransposedPlan` says."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed_images:Sm90ImagesKernel"
@@ -89,25 +63,19 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
             return super().roles
         return ("mma",) * (4 * self.config.warpgroups) + ("load",) + ("repack",) * REPACK_WARPS
 
-    @property
-    def stage_ctas(self) -> int:
-        """CTAs that share a stage: what one repacks it keeps."""
-        return 1 if self.repacks else super().stage_ctas
-
-    @property
-    def load_stages(self) -> int:
-        return self.config.raw_stages or RAW_STAGES if self.repacks else super().load_stages
+    stage_ctas = number(lambda self: 1 if self.repacks else super().stage_ctas)
+    """CTAs that share a stage: what one repacks it keeps."""
+    load_stages = number(lambda self: self.config.raw_stages or RAW_STAGES if self.repacks else super().load_stages)
 
     def multiplies(self, block: int, step: int) -> bool:
         """Not steps whose pixels are all zeros, which lengthen rows of 96 bytes to 128 and patches of 14 rows to 16."""
         first = block * self.k_block_bytes + step * self.mma_k_bytes
         if self.repacks:
-            return first < REPACKED * self.span
+            return first < strips.REPACKED * self.span
         # Rows of a step or more alone can have a whole one of zeros.
         return self.splits or self.span < self.mma_k_bytes or first % self.span < self.row_bytes
 
     # ---- registers -------------------------------------------------------------------------------------------------
-
     @property
     def consumer_registers(self) -> int:
         return REPACK_REGISTERS[self.config.warpgroups][0] if self.repacks else super().consumer_registers
@@ -117,14 +85,13 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
         return REPACK_REGISTERS[self.config.warpgroups][1] if self.repacks else super().producer_registers
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     stage_bytes = number(lambda self: self.pixel_stage_bytes + self.weight_stage_bytes)
 
     @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
+    def smem(self) -> tuple[base.SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map(
+        return base.smem_map(
             ("barriers", self.barrier_bytes, 128),
             (f"weight: {self.config.weight}", stages * self.weight_stage_bytes, self.swizzle_period),
             (f"{self.config.source}: {stages} stages", stages * self.pixel_stage_bytes, self.swizzle_period),
@@ -133,7 +100,6 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
         )
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
     table_registers = number(lambda self: 4 * self.table_period if self.problem.table_rows else 0)
     """Table values of a thread for all columns of a tile."""
     holds_table = flag(lambda self: 0 < self.table_registers <= self.consumer_registers - self.needed_registers)
@@ -208,60 +174,60 @@ FEW_SPLITS = 4096
 
 
 FIELDS = {
-    "source": Field("how patches come out of the images", ("strips", "gather", "repack", "split")),
+    "source": base.Field("how patches come out of the images", ("strips", "gather", "repack", "split")),
     "tile_patches": TILE_PATCHES,
     "tile_images": TILE_IMAGES,
-    "warpgroups": Field("consumer warpgroups that registers allow", (1, 2, 3)),
-    "cluster": Field("pairs of multiprocessors share patches; larger clusters leave some idle", (1, 2)),
-    "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2, open=TWO_TILES),
-    "stage_blocks": Field("K blocks of 128 bytes in a stage", (1, 2, SPLIT_BLOCKS)),
+    "warpgroups": base.Field("consumer warpgroups that registers allow", (1, 2, 3)),
+    "cluster": base.Field("pairs of multiprocessors share patches; larger clusters leave some idle", (1, 2)),
+    "stages": base.Field("TMA and WGMMA overlap only with two stages or more", least=2, open=base.TWO_TILES),
+    "stage_blocks": base.Field("K blocks of 128 bytes in a stage", (1, 2, strips.SPLIT_BLOCKS)),
     "order": TILE_ORDER,
-    "weight": Field("where the weight operand comes from", ("registers", "streamed")),
-    "raw_stages": Field("strips that wait to be repacked, none of other sources", least=0),
+    "weight": base.Field("where the weight operand comes from", ("registers", "streamed")),
+    "raw_stages": base.Field("strips that wait to be repacked, none of other sources", least=0),
 }
 
 
-def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
+def default_config(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> Sm90ImagesConfig:
     """Everything open but the order of the tiles."""
     return Sm90ImagesConfig()
 
 
 def checked_plan(
-    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: base.Arch, sm_count: int
 ) -> Sm90ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     check_operand(problem)
-    check_fields(config, FIELDS)
+    base.check_fields(config, FIELDS)
     source = config.source or source_of(problem)
-    require("source", config.source, _sources(problem), "how patches come out of these images")
-    legal = (SPLIT_BLOCKS,) if source == "split" else (1, 2)
-    require("stage_blocks", config.stage_blocks, legal, "K blocks of 128 bytes in a stage")
+    base.require("source", config.source, _sources(problem), "how patches come out of these images")
+    legal = (strips.SPLIT_BLOCKS,) if source == "split" else (1, 2)
+    base.require("stage_blocks", config.stage_blocks, legal, "K blocks of 128 bytes in a stage")
     rule = "where the weight operand comes from; beside rows that are repacked it stays in registers"
-    require("weight", config.weight, _weights(problem), rule)
+    base.require("weight", config.weight, _weights(problem), rule)
     if source == "repack":
-        require("stage_blocks", config.stage_blocks, (2,), "a stage is a whole patch of one channel")
+        base.require("stage_blocks", config.stage_blocks, (2,), "a stage is a whole patch of one channel")
     repacks = source == "repack"
     if config.raw_stages is not None and (config.raw_stages < RAW_STAGES if repacks else config.raw_stages != 0):
         rule = "strips that wait to be repacked, at least two, and none of other sources"
-        reject("raw_stages", config.raw_stages, rule, RAW_STAGES if repacks else 0)
+        base.reject("raw_stages", config.raw_stages, rule, RAW_STAGES if repacks else 0)
     if repacks and config.tile_patches is not None and config.tile_patches % 8:
-        rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16"
-        reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
+        rule = f"a row of a TMA box is whole 16 bytes, of patches of {strips.REPACKED} eight or 16"
+        base.reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
     config = resolve(problem, config, arch, sm_count)
-    check_sm_count(sm_count, config.cluster)
+    base.check_sm_count(sm_count, config.cluster)
     check_tile(config)
     plan = Sm90ImagesPlan(problem, config, arch, sm_count)
-    check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), _otherwise(plan))
+    check_registers(plan, "tile_images", config.tile_patches, strips.images_step(config.tile_patches), _otherwise(plan))
     if not _shares(plan):
         rule = f"each of {config.cluster} CTAs of a cluster loads whole 128 bytes of a strip of {plan.load_bytes}"
-        reject("cluster", config.cluster, rule, 1)
+        base.reject("cluster", config.cluster, rule, 1)
     if not _divides(plan):
         share = "its share of the rows of a stage, or of the images of a single row"
         rule = f"each of {config.cluster} CTAs of a cluster loads {share}"
-        reject("stage_blocks", config.stage_blocks, rule, 2)
+        base.reject("stage_blocks", config.stage_blocks, rule, 2)
     check_barriers(plan)
-    check_smem(plan)
-    check_table(plan)
+    base.check_smem(plan)
+    strips.check_table(plan)
     return plan
 
 
@@ -277,12 +243,12 @@ def _otherwise(plan: Sm90ImagesPlan) -> tuple[str, object, object]:
 
 def check_operand(p: PatchEmbedImagesProblem) -> None:
     """Rows of patches that TMA writes as rows of an operand, of bytes."""
-    check_integers(p)
-    reason, most = why_no_operand(p), SPANS[-1] // STRIP_PATCH
+    strips.check_integers(p)
+    reason, most = strips.why_no_operand(p), strips.SPANS[-1] // STRIP_PATCH
     if reason and p.channels_last and p.channels > most:
-        reject("channels", p.channels, reason, most)
+        base.reject("channels", p.channels, reason, most)
     if reason:
-        reject("patch", p.patch, reason, STRIP_PATCH)
+        base.reject("patch", p.patch, reason, STRIP_PATCH)
 
 
 def source_of(p: PatchEmbedImagesProblem) -> str:
@@ -292,35 +258,37 @@ def source_of(p: PatchEmbedImagesProblem) -> str:
 
 def _sources(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
     """All ways, the usual one first: rows that two swizzles make up may be split instead of lengthened."""
-    if row_bytes(p) == REPACKED:
+    if strips.row_bytes(p) == strips.REPACKED:
         return ("repack",)
-    if span_of(row_bytes(p)) == SPANS[0]:
+    if strips.span_of(strips.row_bytes(p)) == strips.SPANS[0]:
         return ("strips",)
-    if not may_split(p):
+    if not strips.may_split(p):
         return ("gather",)
-    fast = row_bytes(p) in FAST_SPLITS and p.batch * p.positions > FEW_SPLITS
+    fast = strips.row_bytes(p) in FAST_SPLITS and p.batch * p.positions > FEW_SPLITS
     return ("split", "gather") if fast else ("gather", "split")
 
 
 def _weights(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
     """Where the weight may come from: TMA fills stages with pixels and weight, or warps fill them with pixels."""
-    return ("registers",) if row_bytes(p) == REPACKED else ("registers", "streamed")
+    return ("registers",) if strips.row_bytes(p) == strips.REPACKED else ("registers", "streamed")
 
 
 def check_tile(config: Sm90ImagesConfig) -> None:
     """The columns of a tile are a legal N of an integer WGMMA, and pairs of its groups of 8 fill a stmatrix."""
-    step = images_step(config.tile_patches)
+    step = strips.images_step(config.tile_patches)
     largest = MOST_COLUMNS // config.tile_patches // step * step
     if config.tile_images % step or not 1 <= config.tile_images <= largest:
         rule = f"with {config.tile_patches} patches multiples of {step} up to {largest} make N = 16 to 256"
-        reject("tile_images", config.tile_images, rule, min(max(round_up(config.tile_images, step), step), largest))
+        nearest = min(max(base.round_up(config.tile_images, step), step), largest)
+        base.reject("tile_images", config.tile_images, rule, nearest)
 
 
 # ---- choice --------------------------------------------------------------------------------------------------------
 
-
 @functools.lru_cache(maxsize=4096)
-def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
+def resolve(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: base.Arch, sm_count: int
+) -> Sm90ImagesConfig:
     """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
     if config.source is None:
         config = dataclasses.replace(config, source=source_of(problem))
@@ -346,10 +314,10 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
     return plan.config
 
 
-def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm90ImagesPlan]:
+def search_space(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> list[Sm90ImagesPlan]:
     """Legal plans that are worth timing on a device: of each source, memory of the weight and number of warpgroups the
     shapes of least cost, the chooser's choice first."""
-    if problem.precision != "int8" or why_no_operand(problem):
+    if problem.precision != "int8" or strips.why_no_operand(problem):
         return []
     chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
     found: dict[tuple, list[Sm90ImagesPlan]] = {}
@@ -361,12 +329,12 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
     for shapes in found.values():
         ranked = sorted({plan.config: plan for plan in shapes if _fits(plan)}.values(), key=_cost)
         configs = [plan.config for plan in ranked[:TRIED_SHAPES]]
-        plans += legal_plans(checked_plan, problem, configs, arch, sm_count)
+        plans += base.legal_plans(checked_plan, problem, configs, arch, sm_count)
     return list(dict.fromkeys(plans))
 
 
 def _shapes(
-    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int, few: bool
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: base.Arch, sm_count: int, few: bool
 ) -> Iterator[Sm90ImagesPlan]:
     """Plans that a configuration leaves open, with the stages that they would get."""
     weights = _weights(problem) if config.weight is None else (config.weight,)
@@ -390,12 +358,8 @@ def _shapes(
 
 
 def _with_stages(
-    problem: PatchEmbedImagesProblem,
-    shape: Sm90ImagesConfig,
-    images: int,
-    stages: int | None,
-    arch: Arch,
-    sm_count: int,
+    problem: PatchEmbedImagesProblem, shape: Sm90ImagesConfig, images: int, stages: int | None, arch: base.Arch,
+    sm_count: int
 ) -> Sm90ImagesPlan:
     """The plan of a tile of so many images, with the stages that it would get."""
     plan = Sm90ImagesPlan(problem, dataclasses.replace(shape, tile_images=images, stages=stages or 2), arch, sm_count)
@@ -409,15 +373,12 @@ def _stage_blocks(plan: Sm90ImagesPlan, given: int | None) -> tuple[int, ...]:
     if given:
         return (given,)
     if plan.splits:
-        return (SPLIT_BLOCKS,)
+        return (strips.SPLIT_BLOCKS,)
     return (2,) if plan.resident else (2, 1)
 
 
 def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, few: bool) -> tuple[int, ...]:
-    """Any; of repacked rows such that a strip is whole 16 bytes.
-
-    With few images the grid row in four numbers of equal pieces, and 16, of which one image fills a tile.
-    """
+    """Any; of repacked rows whole 16 bytes; with few images pieces of a grid row, and 16, of which one fills a tile."""
     if config.tile_patches:
         return (config.tile_patches,)
     width = problem.grid_width
@@ -437,8 +398,8 @@ def _tile_images(
     the longer stages of split rows, also a half and a quarter of that."""
     if config.tile_images:
         return (config.tile_images,)
-    step, fewer = images_step(patches), few or config.source == "split"
-    images = max(step, min(columns // patches, round_up(problem.batch, step)) // step * step)
+    step, fewer = strips.images_step(patches), few or config.source == "split"
+    images = max(step, min(columns // patches, base.round_up(problem.batch, step)) // step * step)
     return tuple(sorted({max(step, images // i // step * step) for i in ((1, 2, 4) if fewer else (1,))}))
 
 
@@ -498,7 +459,8 @@ def _divides(plan: Sm90ImagesPlan) -> bool:
 
 def _shares(plan: Sm90ImagesPlan) -> bool:
     """Whether the parts of a strip that the CTAs of a cluster load lie as TMA writes them."""
-    return not plan.repacks or plan.load_bytes % (BLOCK_BYTES * plan.config.cluster) == 0 or plan.config.cluster == 1
+    cluster = plan.config.cluster
+    return not plan.repacks or plan.load_bytes % (strips.BLOCK_BYTES * cluster) == 0 or cluster == 1
 
 
 def _cost(plan: Sm90ImagesPlan) -> float:
@@ -510,7 +472,7 @@ def _cost(plan: Sm90ImagesPlan) -> float:
     """
     config, problem = plan.config, plan.problem
     patches = plan.row_tiles * plan.tile_patches / problem.grid_width
-    cost = (1 + SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
+    cost = (1 + strips.SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
     if plan.resident:
         cost *= 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
     else:

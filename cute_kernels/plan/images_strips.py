@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cute_kernels.common.facts import flag, number
+from cute_kernels.common.facts import fact, flag, number
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
 from cute_kernels.plan.images import STRIP_PATCH, GridTilesPlan
@@ -70,7 +70,6 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
     """Columns of a tile are its patches, image by image; features are the rows of the tensor core's result."""
 
     tiles = number(lambda self: self.image_tiles * self.position_tiles)
-    pixel_bytes = number(lambda self: ITEMSIZE[self.problem.in_dtype])
     row_bytes = number(lambda self: row_bytes(self.problem))
     """Bytes of a patch side by side in memory: a row of its pixels, with all channels where these are last."""
     span = number(lambda self: span_of(self.row_bytes))
@@ -87,17 +86,16 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
         longer, shorter = SPLIT_SPANS[self.row_bytes]
         return (RowPart(0, longer, 0, SPLIT_BLOCKS - 1), RowPart(longer, shorter, SPLIT_BLOCKS - 1, 1))
 
+    part_blocks = fact(lambda self: tuple(part.blocks for part in self.row_parts))
+    """K blocks of a stage in each part."""
     row_span = number(lambda self: sum(part.span for part in self.row_parts))
     """Bytes of K that a row takes."""
     repacks = flag(lambda self: self.row_bytes == REPACKED)
     """Warps lengthen the rows of patches between the strips that TMA loads and the operand."""
     operand_rows = number(lambda self: REPACKED_ROWS if self.repacks else self.problem.patch)
     """Rows of a patch in the operand and in K."""
-
-    @property
-    def load_box(self) -> tuple[int, ...]:
-        """Box that TMA loads at once, of the only part of the rows."""
-        return self.box_of(self.row_parts[0])
+    load_box = fact(lambda self: self.box_of(self.row_parts[0]))
+    """Box that TMA loads at once, of the only part of the rows."""
 
     def box_of(self, part: RowPart) -> tuple[int, ...]:
         """Box that TMA loads at once: of strips elements of a row, images, rows and planes.
@@ -106,12 +104,12 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
         """
         _, *others = self.stage_box
         if self.gathers:
-            return (part.span // self.pixel_bytes, self.tile_patches, *others)
+            return (part.span // self.in_bytes, self.tile_patches, *others)
         if self.repacks:
             return (REPACKED * self.tile_patches, self.cta_images, REPACKED, 1)
         return self.stage_box
 
-    load_bytes = number(lambda self: math.prod(self.load_box) * self.pixel_bytes)
+    load_bytes = number(lambda self: math.prod(self.load_box) * self.in_bytes)
     load_pitch = number(lambda self: round_up(self.load_bytes, BLOCK_BYTES))
     """From one such box in shared memory to the next; TMA writes to multiples of 128 bytes."""
     load_stages = number(lambda self: self.config.stages)
@@ -120,18 +118,13 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
     """Images of one channel that an image consists of in memory; one, where channels are last."""
     k_blocks = number(lambda self: self.planes * self.operand_rows * self.row_span // BLOCK_BYTES)
     """Parts of a patch, plane by plane."""
-    weight_columns_of_k = number(lambda self: self.planes * self.operand_rows * self.row_span // self.pixel_bytes)
+    weight_columns_of_k = number(lambda self: self.planes * self.operand_rows * self.row_span // self.in_bytes)
     """K counts the pixels of a patch by (plane, row, place in the row), rows zero-padded to their span.
 
     Of split rows by (plane, stage, part, row of the stage, place in the part).
     """
-
-    @property
-    def stage_rows(self) -> int:
-        """Rows of a patch in a stage."""
-        blocks = SPLIT_BLOCKS if self.splits else self.config.stage_blocks
-        return blocks * BLOCK_BYTES // self.row_span
-
+    stage_rows = number(lambda self: sum(self.part_blocks) * BLOCK_BYTES // self.row_span)
+    """Rows of a patch in a stage."""
     tile_rows = number(lambda self: self.tile_patches * self.tile_images)
     """Patches of a tile."""
     cta_images = number(lambda self: self.tile_images)
@@ -142,7 +135,7 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
     @property
     def stage_box(self) -> tuple[int, int, int, int]:
         """Elements of a row of all patches, images, rows and planes of the box that fills a stage."""
-        return (self.row_span // self.pixel_bytes * self.tile_patches, self.cta_images, self.stage_rows, 1)
+        return (self.row_span // self.in_bytes * self.tile_patches, self.cta_images, self.stage_rows, 1)
 
     stages_per_plane = number(lambda self: self.operand_rows // self.stage_rows)
 
@@ -151,7 +144,7 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
         """Bytes of the pixels of the patches in a stage."""
         if self.repacks:  # rows of zeros are in K and not in the stages, since nothing multiplies them
             return REPACKED * self.row_span * self.cta_patches
-        return math.prod(self.stage_box) * self.pixel_bytes
+        return math.prod(self.stage_box) * self.in_bytes
 
     stage_bytes = number(lambda self: self.pixel_stage_bytes)
 

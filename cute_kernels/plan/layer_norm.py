@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cute_kernels.common.facts import flag, number
+from cute_kernels.common.facts import fact, flag, number
 from cute_kernels.config import LAUNCH_ARGUMENT, Typed, longest_row
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Arch, Operand, Plan, SmemRegion, reject, sizes
 
@@ -49,14 +49,8 @@ class LayerNormScalePlan(Plan):
     """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
     clusters = number(lambda self: -(-self.problem.m // self.warps))
     threads = number(lambda self: self.warps * LANES)
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return ("sum",) * self.warps
-
-    @property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        return (SmemRegion("nothing", 0, 0, VECTOR_BYTES),)
+    roles = fact(lambda self: ("sum",) * self.warps)
+    smem = fact(lambda self: (SmemRegion("nothing", 0, 0, VECTOR_BYTES),))
 
     def describe_problem(self) -> str:
         return f"rows [{self.problem.m}, {self.problem.k}] of uint8 -> factors of a LayerNorm [{self.problem.m}]"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cute_kernels.common.facts import text
+
 
 @dataclass(frozen=True)
 class Option:
@@ -24,10 +26,8 @@ class Option:
     help: str = ""
     choices: tuple[str, ...] = ()
 
-    @property
-    def flag(self) -> str:
-        """The option as it is written."""
-        return f"--{self.name.replace('_', '-')}"
+    flag = text(lambda self: f"--{self.name.replace('_', '-')}")
+    """The option as it is written."""
 
     @property
     def text(self) -> str:

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from cute_kernels.common.facts import number, text
+from cute_kernels.common.facts import fact, number, text
 from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    LANES,
-    VECTOR_BYTES,
-    Field,
-    Operand,
-    Plan,
-    check_smem,
-    profile_operand,
-    reject,
-    require,
-    round_up,
-    sizes,
-)
+from cute_kernels.plan import base
 from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
 from cute_kernels.plan.tiles import RowTiles
 
@@ -31,7 +17,7 @@ TableLayout = Literal["row_major", "blocked", "interleaved", "paired", "quads"]
 
 
 @dataclass(frozen=True)
-class PatchEmbedPlan(Plan):
+class PatchEmbedPlan(base.Plan):
     """A persistent GEMM whose epilogue scales and adds a row of the bias + position table."""
 
     operation: ClassVar[str] = "patch_embed"
@@ -40,7 +26,7 @@ class PatchEmbedPlan(Plan):
     config: PatchEmbedConfig
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> tuple[base.Operand, ...]:
         """In memory: ``x`` [M, K], ``weight`` [N, K], ``table`` as `table_shape`, ``index`` [M], ``out`` [M, N].
 
         ``scale`` is one number, given with the launch or read from memory; ``row_scale`` [M] and ``feature_scale`` [N]
@@ -48,26 +34,20 @@ class PatchEmbedPlan(Plan):
         """
         p = self.problem
         return (
-            Operand("x", p.in_dtype),
-            Operand("weight", WEIGHT_TYPES[p.in_dtype]),
-            Operand("table", self.table_dtype, present=p.table_rows > 0),
-            Operand("index", "int32", alignment=4, present=p.table_index),
-            Operand("out", p.out_dtype, written=True),
-            Operand("scale", "float32", p.scale_source, alignment=4, present=p.call_scale),
-            Operand("row_scale", "float32", alignment=4, present=p.row_scale),
-            Operand("feature_scale", "float32", present=p.feature_scale),
-            *sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
-            profile_operand(self.profile),
+            base.Operand("x", p.in_dtype),
+            base.Operand("weight", WEIGHT_TYPES[p.in_dtype]),
+            base.Operand("table", self.table_dtype, present=p.table_rows > 0),
+            base.Operand("index", "int32", alignment=4, present=p.table_index),
+            base.Operand("out", p.out_dtype, written=True),
+            base.Operand("scale", "float32", p.scale_source, alignment=4, present=p.call_scale),
+            base.Operand("row_scale", "float32", alignment=4, present=p.row_scale),
+            base.Operand("feature_scale", "float32", present=p.feature_scale),
+            *base.sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
+            base.profile_operand(self.profile),
         )
 
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return {"table": self.problem.table_rows > 0}
-
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        return {"table_shape": self.table_shape}
-
+    compiled_in = fact(lambda self: {"table": self.problem.table_rows > 0})
+    launch_facts = fact(lambda self: {"table_shape": self.table_shape})
     table_height = number(lambda self: self.problem.table_rows + self.problem.table_index)
     """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
 
@@ -77,8 +57,8 @@ class PatchEmbedPlan(Plan):
     def memory_bytes(self) -> int:
         """Bytes that a launch cannot do without moving: both operands once, the table, the output."""
         p = self.problem
-        operands = (p.m + p.n) * p.k * ITEMSIZE[p.in_dtype]
-        return operands + p.table_rows * p.n * ITEMSIZE[self.table_dtype] + p.m * p.n * ITEMSIZE[p.out_dtype]
+        operands = (p.m + p.n) * p.k * base.ITEMSIZE[p.in_dtype]
+        return operands + p.table_rows * p.n * base.ITEMSIZE[self.table_dtype] + p.m * p.n * base.ITEMSIZE[p.out_dtype]
 
     def describe_problem(self) -> str:
         p = self.problem
@@ -89,55 +69,40 @@ class PatchEmbedPlan(Plan):
 
 def check_problem(p: PatchEmbedProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
-    require("in_dtype", p.in_dtype, tuple(WEIGHT_TYPES), "element types of rows that have a kernel")
+    base.require("in_dtype", p.in_dtype, tuple(WEIGHT_TYPES), "element types of rows that have a kernel")
     if p.out_dtype != "bfloat16":
-        reject("out_dtype", p.out_dtype, "this kernel stores BF16", "bfloat16")
+        base.reject("out_dtype", p.out_dtype, "this kernel stores BF16", "bfloat16")
     if p.scale_source not in ("value", "pointer"):
-        reject("scale_source", p.scale_source, "the scale is a launch parameter or one FP32 in memory", "value")
+        base.reject("scale_source", p.scale_source, "the scale is a launch parameter or one FP32 in memory", "value")
     if p.scale_source == "pointer" and not p.call_scale:
-        reject("scale_source", p.scale_source, "rows and features have factors: none is left in memory", "value")
+        base.reject("scale_source", p.scale_source, "rows and features have factors: none is left in memory", "value")
     # Row coordinates of TMA are 32-bit and a tile may begin one row before the end of the tensor. The limits of n and k
     # are multiples themselves, so that rounding up stays within them.
     row_of_16_bytes = "must be a multiple of 16 bytes for TMA"
     for name, value, largest, multiple, rule in (
         ("m", p.m, 2**31 - 256, 1, ""),
-        ("n", p.n, 2**31 - 256, VECTOR_BYTES // ITEMSIZE[p.out_dtype], f"an output row {row_of_16_bytes}; zero-pad it"),
-        ("k", p.k, 2**31 - 128, VECTOR_BYTES // ITEMSIZE[p.in_dtype], f"a row {row_of_16_bytes}; zero-pad it"),
+        ("n", p.n, 2**31 - 256, 16 // base.ITEMSIZE[p.out_dtype], f"an output row {row_of_16_bytes}; zero-pad it"),
+        ("k", p.k, 2**31 - 128, 16 // base.ITEMSIZE[p.in_dtype], f"a row {row_of_16_bytes}; zero-pad it"),
     ):
-        legal = round_up(min(max(value, 1), largest), multiple)
+        legal = base.round_up(min(max(value, 1), largest), multiple)
         if not 1 <= value <= largest:
-            reject(name, value, f"TMA coordinates allow 1 to {largest}", legal)
+            base.reject(name, value, f"TMA coordinates allow 1 to {largest}", legal)
         if value % multiple:
-            reject(name, value, rule, legal)
+            base.reject(name, value, rule, legal)
     most = longest_row(p.in_dtype)
     if most is not None and p.k > most:
-        reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
+        base.reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
     if p.table_rows < 0:
-        reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
+        base.reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
     if p.table_index and not p.table_rows:
-        reject("table_index", p.table_index, "there is no table to index", False)
+        base.reject("table_index", p.table_index, "there is no table to index", False)
 
 
 def _problem_of_options(
-    *,
-    batch: int,
-    positions: int,
-    features: int,
-    in_features: int,
-    table: str,
-    scale: str,
-    row_scale: bool,
-    feature_scale: bool,
+    *, batch: int, positions: int, features: int, in_features: int, table: str, scale: str, **factors: bool
 ) -> PatchEmbedProblem:
-    return PatchEmbedProblem(
-        m=batch * positions,
-        n=features,
-        k=round_up(in_features, VECTOR_BYTES),
-        table_rows=table_rows(table, positions),
-        scale_source=scale,
-        row_scale=row_scale,
-        feature_scale=feature_scale,
-    )
+    k, rows = base.round_up(in_features, base.VECTOR_BYTES), table_rows(table, positions)
+    return PatchEmbedProblem(m=batch * positions, n=features, k=k, table_rows=rows, scale_source=scale, **factors)
 
 
 OPTIONS = ProblemOptions(
@@ -154,8 +119,8 @@ OPTIONS = ProblemOptions(
     _problem_of_options,
 )
 
-EPILOGUE = Field("rounding contracts", ("f32", "bf16x2"))
-ORDER = Field("which rows make a tile", ("position", "flat"))
+EPILOGUE = base.Field("rounding contracts", ("f32", "bf16x2"))
+ORDER = base.Field("which rows make a tile", ("position", "flat"))
 FLAT_ROWS = "in flat order the rows of a tile are consecutive ones"
 
 
@@ -164,11 +129,11 @@ def check_order(problem: PatchEmbedProblem, order: str | None) -> None:
     if order != "position":
         return
     if problem.table_index:
-        reject("order", order, "an index gives every row its own table row", "flat")
+        base.reject("order", order, "an index gives every row its own table row", "flat")
     positions = max(problem.table_rows, 1)
     if problem.m % positions:
         rule = f"position order needs whole images of {positions} positions, m = {problem.m}"
-        reject("order", order, rule, "flat")
+        base.reject("order", order, rule, "flat")
 
 
 def check_tile_positions(plan: RowTiles) -> None:
@@ -178,13 +143,13 @@ def check_tile_positions(plan: RowTiles) -> None:
         rule = f"{config.order} order has {plan.positions} positions"
         if config.order == "flat":
             rule = FLAT_ROWS
-        reject("tile_positions", config.tile_positions, rule, 1)
+        base.reject("tile_positions", config.tile_positions, rule, 1)
 
 
 def check_capacity(plan: PatchEmbedPlan) -> None:
     """Shared memory, and the 32-bit indices of the table."""
-    check_smem(plan)
+    base.check_smem(plan)
     if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
         rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"
-        largest = (2**31 - 1) // plan.padded_n // LANES * LANES - plan.problem.table_index
-        reject("table_rows", plan.problem.table_rows, rule, largest)
+        largest = (2**31 - 1) // plan.padded_n // base.LANES * base.LANES - plan.problem.table_index
+        base.reject("table_rows", plan.problem.table_rows, rule, largest)

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.plan import b200
+from cute_kernels.plan import sm100_transposed as transposed
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, is_legal, reject, round_up
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
@@ -21,25 +22,6 @@ from cute_kernels.plan.patch_embed import (
     check_capacity,
     check_order,
     check_tile_positions,
-)
-from cute_kernels.plan.sm100_transposed import (
-    ACCUMULATORS,
-    COLUMN_STEP,
-    CTA_GROUP,
-    MMA_COLUMNS,
-    MOST_COLUMNS,
-    STAGES,
-    WAVEFRONT,
-    WEIGHT_MEMORY,
-    Sm100TransposedPlan,
-    check_mma_tiles,
-    check_stages,
-    check_tensor_memory,
-    complete,
-    largest_fitting,
-    launch_clocks,
-    smallest,
-    transposed_work,
 )
 from cute_kernels.plan.tiles import CORE_COLUMNS, TransposedRows
 
@@ -51,7 +33,7 @@ MOST_TABLE_REGISTERS = 32
 
 
 @dataclass(frozen=True)
-class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
+class Sm100ResidentPlan(TransposedRows, transposed.Sm100TransposedPlan, PatchEmbedPlan):
     """The persistent tcgen05 kernel over rows, of which each CTA of a pair loads half of the images of a tile."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_resident:Sm100ResidentKernel"
@@ -68,7 +50,6 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
         return f"{super().runs}: weight in {place}"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     cta_images = number(lambda self: self.tile_images // self.cta_group)
     """Images of a tile that one CTA loads, in flat order rows."""
     stage_bytes = number(lambda self: self.cta_rows * self.k_block_bytes * self.config.stage_blocks)
@@ -87,14 +68,12 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
         return self.position_of(row) * self.tile_images + self.image_of(row)
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
     @property
     def prefetches_table(self) -> bool:
         """A thread fetches its table values of a tile before it waits for the accumulators."""
         return self.positions_in_order and 4 * self.config.tile_positions <= MOST_TABLE_REGISTERS
 
     # ---- counted work ----------------------------------------------------------------------------------------------
-
     @property
     def table_wavefronts(self) -> int:
         """Wavefronts of a CTA's loads of the table in a tile: one a warp and position, in flat order one a row."""
@@ -107,17 +86,14 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
     def fill_wavefronts(self) -> int:
         """Wavefronts of bringing the weight to where it stays, once for a launch."""
         if self.config.weight == "smem":
-            return self.weight_bytes // WAVEFRONT
-        vectors = self.problem.k * ITEMSIZE[self.problem.in_dtype] // 16
+            return self.weight_bytes // transposed.WAVEFRONT
+        vectors = self.problem.k * self.in_bytes // 16
         return self.epilogue_warps * vectors * _LINES_OF_A_FILL
 
-    @property
-    def work(self) -> b200.TileWork:
-        """Work of the busiest CTA, in the units that the model of time has costs for."""
-        return transposed_work(self, self.memory_bytes, self.fill_wavefronts)
+    work = fact(lambda self: transposed.transposed_work(self, self.memory_bytes, self.fill_wavefronts))
+    """Work of the busiest CTA, in the units that the model of time has costs for."""
 
     # ---- printing --------------------------------------------------------------------------------------------------
-
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         rows = f"{self.tile_images} images x {c.tile_positions} positions, {c.order} order"
@@ -136,19 +112,18 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
 
 # --- limits of the SM100a kernel over rows whose weight stays on chip, and what it does where a field is left open ---
 
-
 _LOAD_WIDTHS = (16, 32, 64)
 
 FIELDS = {
-    "weight": WEIGHT_MEMORY,
+    "weight": transposed.WEIGHT_MEMORY,
     "order": ORDER,
-    "tile_rows": Field("N of an MMA is a multiple of 16 up to 256", least=COLUMN_STEP, most=MOST_COLUMNS),
+    "tile_rows": Field("N of an MMA is a multiple of 16 up to 256", least=16, most=transposed.MOST_COLUMNS),
     "tile_positions": Field("a tile has a multiple of 8 images at each position", least=1),
-    "cta_group": CTA_GROUP,
-    "accumulators": ACCUMULATORS,
-    "mma_columns": MMA_COLUMNS,
+    "cta_group": transposed.CTA_GROUP,
+    "accumulators": transposed.ACCUMULATORS,
+    "mma_columns": transposed.MMA_COLUMNS,
     "tmem_load_width": Field("columns of a load", _LOAD_WIDTHS),
-    "stages": STAGES,
+    "stages": transposed.STAGES,
     "stage_blocks": Field("K blocks of 128 bytes in a stage", (1, 2)),
     "epilogue": EPILOGUE,
 }
@@ -194,13 +169,13 @@ def why_on_chip(problem: PatchEmbedProblem, arch: Arch) -> str:
 def longest_k(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch) -> int:
     """The largest K whose weight fits where the configuration has it, in whole blocks of 128 bytes."""
     block = dataclasses.replace(problem, k=128 // ITEMSIZE[problem.in_dtype])
-    shape = {"order": "flat", "tile_rows": COLUMN_STEP, "tile_positions": 1}
-    configs = {weight: smallest(config, weight, **shape) for weight in ("tmem", "smem")}
+    shape = {"order": "flat", "tile_rows": transposed.COLUMN_STEP, "tile_positions": 1}
+    configs = {weight: transposed.smallest(config, weight, **shape) for weight in ("tmem", "smem")}
     plans = {weight: Sm100ResidentPlan(block, least, arch, arch.sm_count) for weight, least in configs.items()}
     beside, stages = plans["smem"], 2 * plans["smem"].stage_bytes
     fixed = beside.smem_bytes - beside.weight_bytes - stages
     most = {
-        "tmem": (arch.tmem_columns - COLUMN_STEP) // plans["tmem"].weight_columns,
+        "tmem": (arch.tmem_columns - transposed.COLUMN_STEP) // plans["tmem"].weight_columns,
         "smem": (arch.smem_bytes - fixed - stages) // beside.weight_bytes,
     }
     return block.k * (max(most.values()) if config.weight is None else most[config.weight])
@@ -208,23 +183,24 @@ def longest_k(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arc
 
 # ---- limits of a complete configuration -----------------------------------------------------------------------------
 
-
 def check(plan: Sm100ResidentPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
-    check_tensor_memory(plan, functools.partial(_narrower, plan))
-    check_mma_tiles(plan)
-    step = COLUMN_STEP * plan.cta_group
-    check_stages(plan, "tile_rows", plan.columns, lambda: largest_fitting(plan, step, "tile_rows", tile_positions=1))
+    transposed.check_tensor_memory(plan, functools.partial(_narrower, plan))
+    transposed.check_mma_tiles(plan)
+    step = transposed.COLUMN_STEP * plan.cta_group
+    fitting = functools.partial(transposed.largest_fitting, plan, step, "tile_rows", tile_positions=1)
+    transposed.check_stages(plan, "tile_rows", plan.columns, fitting)
     check_capacity(plan)
 
 
 def _check_tile(plan: Sm100ResidentPlan) -> None:
     """The columns of a tile are a legal N, and 8 of them belong to one position."""
-    config, step = plan.config, COLUMN_STEP * plan.cta_group
-    if config.tile_rows % step or not step <= config.tile_rows <= MOST_COLUMNS:
-        rule = f"N of an MMA of {plan.cta_group} CTAs is a multiple of {step} up to {MOST_COLUMNS}"
-        reject("tile_rows", config.tile_rows, rule, min(max(round_up(config.tile_rows, step), step), MOST_COLUMNS))
+    config, step = plan.config, transposed.COLUMN_STEP * plan.cta_group
+    if config.tile_rows % step or not step <= config.tile_rows <= transposed.MOST_COLUMNS:
+        rule = f"N of an MMA of {plan.cta_group} CTAs is a multiple of {step} up to {transposed.MOST_COLUMNS}"
+        nearest = min(max(round_up(config.tile_rows, step), step), transposed.MOST_COLUMNS)
+        reject("tile_rows", config.tile_rows, rule, nearest)
     positions = config.tile_positions
     if positions < 1 or plan.cta_rows % positions or plan.cta_rows // positions % CORE_COLUMNS:
         rule = f"each CTA has {plan.cta_rows} rows of a tile, a multiple of {CORE_COLUMNS} images at each position"
@@ -233,19 +209,18 @@ def _check_tile(plan: Sm100ResidentPlan) -> None:
 
 
 def _narrower(plan: Sm100ResidentPlan, columns: int) -> tuple[str, object, object]:
-    step = COLUMN_STEP * plan.cta_group
+    step = transposed.COLUMN_STEP * plan.cta_group
     return "tile_rows", plan.columns, max(step, columns // step * step)
 
 
 # ---- what a problem gets --------------------------------------------------------------------------------------------
-
 
 def cost(plan: Sm100ResidentPlan) -> float:
     """Clocks of a launch by counted work: those of its tiles, and the weight's way to where it stays.
 
     Reading the table of a flat order takes wavefronts beside the others.
     """
-    return launch_clocks(plan) + plan.fill_wavefronts
+    return transposed.launch_clocks(plan) + plan.fill_wavefronts
 
 
 @functools.lru_cache(maxsize=1024)
@@ -278,21 +253,16 @@ def candidates(
     weights = ("tmem", "smem") if config.weight is None else (config.weight,)
     groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
     for weight, group, order in itertools.product(weights, groups, _orders(problem, config)):
-        step = COLUMN_STEP * group
-        for rows in (config.tile_rows,) if config.tile_rows else range(MOST_COLUMNS, 0, -step):
+        step = transposed.COLUMN_STEP * group
+        for rows in (config.tile_rows,) if config.tile_rows else range(transposed.MOST_COLUMNS, 0, -step):
             positions = config.tile_positions or _positions(problem, order, rows, group)
             widths = [w for w in _LOAD_WIDTHS if rows // group % w == 0] or [_LOAD_WIDTHS[0]]
             for width in (config.tmem_load_width,) if config.tmem_load_width else reversed(widths[:2]):
                 shape = dataclasses.replace(
-                    config,
-                    weight=weight,
-                    cta_group=group,
-                    order=order,
-                    tile_rows=rows,
-                    tile_positions=positions,
-                    tmem_load_width=width,
+                    config, weight=weight, cta_group=group, order=order, tile_rows=rows, tile_positions=positions,
+                    tmem_load_width=width
                 )
-                yield complete(Sm100ResidentPlan(problem, shape, arch, sm_count))
+                yield transposed.complete(Sm100ResidentPlan(problem, shape, arch, sm_count))
 
 
 def _orders(problem: PatchEmbedProblem, config: Sm100ResidentConfig) -> tuple[str, ...]:

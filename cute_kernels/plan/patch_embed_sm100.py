@@ -9,30 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number, text
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
-from cute_kernels.plan import b200
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    LANES,
-    VECTOR_BYTES,
-    Arch,
-    Field,
-    SmemRegion,
-    TmemRegion,
-    check_fields,
-    check_sm_count,
-    legal_plans,
-    reject,
-    require,
-    smem_map,
-)
+from cute_kernels.plan import b200, base
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     FLAT_ROWS,
     ORDER,
     PatchEmbedPlan,
-    TableLayout,
     check_capacity,
     check_order,
 )
@@ -40,7 +24,6 @@ from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, RowTiles
 
 # --- what the epilogue warps of the SM100 kernel over rows do: columns of each, staging, stores, table ---------------
-
 
 STORE_COLUMNS = 64
 """BF16 columns of a staging region: the 128 bytes of a SWIZZLE_128B row."""
@@ -90,10 +73,10 @@ def check_stores(config: Sm100PatchEmbedConfig) -> None:
     """Fields that belong to TMA stores alone."""
     for name, default in (("store_group", 1), ("store_buffers", 4)):
         if config.store != "tma" and getattr(config, name) != default:
-            reject(name, getattr(config, name), f"store = {config.store!r} issues no TMA stores", default)
+            base.reject(name, getattr(config, name), f"store = {config.store!r} issues no TMA stores", default)
     if config.store_group > config.store_buffers:
         rule = f"regions that are stored together are staged together, in {config.store_buffers} buffers"
-        reject("store_group", config.store_group, rule, config.store_buffers)
+        base.reject("store_group", config.store_group, rule, config.store_buffers)
 
 
 def check_columns(plan: Sm100PatchEmbedPlan) -> None:
@@ -101,15 +84,15 @@ def check_columns(plan: Sm100PatchEmbedPlan) -> None:
     config = plan.config
     if config.table_ahead and config.tmem_load_width * config.tmem_loads > 64:
         rule = "registers do not hold the table values of two steps of 128 columns beside the accumulators"
-        reject("table_ahead", config.table_ahead, rule, False)
+        base.reject("table_ahead", config.table_ahead, rule, False)
     narrowest = min(end - begin for begin, end in plan.epilogue_columns)
     if config.tmem_load_width * config.tmem_loads > narrowest:
         rule = f"{config.tmem_loads} loads of {config.tmem_load_width} columns exceed the {narrowest} of a warp"
-        reject("tmem_loads", config.tmem_loads, rule, 1)
-    vector = DIRECT_BYTES // ITEMSIZE[plan.problem.out_dtype]
+        base.reject("tmem_loads", config.tmem_loads, rule, 1)
+    vector = DIRECT_BYTES // plan.out_bytes
     if config.store == "direct" and plan.problem.n % vector:
         rule = f"without staging a thread stores {DIRECT_BYTES} bytes at once, n = {plan.problem.n}"
-        reject("store", config.store, rule, "tma")
+        base.reject("store", config.store, rule, "tma")
 
 
 # --- which rows make a tile of the SM100 kernel, where a configuration leaves that open ------------------------------
@@ -127,7 +110,7 @@ def positions_of(problem: PatchEmbedProblem) -> int:
 
 def allowed_positions(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> tuple[int, ...]:
     """Values of ``tile_positions`` in position order: 32 images or more in a tile, no more positions than there are."""
-    most = 128 * config.cta_group // LANES
+    most = 128 * config.cta_group // base.LANES
     return tuple(p for p in (1, 2, 4, 8) if p <= most and p <= positions_of(problem))
 
 
@@ -139,17 +122,13 @@ def check_rows(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> Non
     rule = f"a tile of {128 * config.cta_group} rows has 32 images or more, and an image has {positions} positions"
     if config.order == "flat":
         legal, rule = (1,), FLAT_ROWS
-    require("tile_positions", config.tile_positions, legal, rule)
+    base.require("tile_positions", config.tile_positions, legal, rule)
     if config.order == "position" and config.table not in (None, "row_major"):
-        reject("table", config.table, "in position order all rows of a warp have the same table row", "row_major")
+        base.reject("table", config.table, "in position order all rows of a warp have the same table row", "row_major")
 
 
 def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: Planned) -> Sm100PatchEmbedConfig:
-    """The configuration with order, positions of a tile and layout of the table filled in.
-
-    Args:
-        planned: the plan of a configuration without open fields.
-    """
+    """The configuration with order, positions of a tile and layout of the table filled in."""
     table = config.table or "interleaved"
     flat = dataclasses.replace(config, order="flat", tile_positions=config.tile_positions or 1, table=table)
     whole = problem.m % positions_of(problem) == 0 and not problem.table_index
@@ -187,7 +166,6 @@ def shared_memory_clocks(plan: Sm100PatchEmbedPlan) -> int:
 
 # --- the plan --------------------------------------------------------------------------------------------------------
 
-
 LINE = 128
 """Bytes of a line of shared and global memory."""
 
@@ -214,12 +192,9 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     mma_tiles: int = 1
     store_columns: int = STORE_COLUMNS
 
-    @property
-    def runs(self) -> str:
-        return f"{super().runs}: weight streamed"
+    runs = text(lambda self: f"{super().runs}: weight streamed")
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     cta_group = number(lambda self: self.config.cta_group)
     tile_m = number(lambda self: self.cta_m * self.cta_group)
     tile_rows = number(lambda self: self.tile_m)
@@ -233,17 +208,16 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     tiles = number(lambda self: self.m_tiles * self.n_tiles)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
         return "tile_n", self.tile_n, min(FIELDS["tile_n"].legal)
 
     a_stage_bytes = number(lambda self: self.cta_m * self.k_block_bytes)
 
     @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
+    def smem(self) -> tuple[base.SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map(
+        return base.smem_map(
             ("barriers and tensor-memory address", self.barrier_bytes, 128),
             (f"x: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
             (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
@@ -252,16 +226,11 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
     tmem_columns = number(lambda self: self.accumulators * self.tile_n)
     """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
-
-    @property
-    def tmem(self) -> tuple[TmemRegion, ...]:
-        return tuple(TmemRegion(f"accumulator {i}", i * self.tile_n, self.tile_n) for i in range(self.accumulators))
-
+    tmem = fact(lambda self: base.tmem_accumulators(self.accumulators, self.tile_n))
     padded_n = number(lambda self: self.n_tiles * self.tile_n)
     """Columns rounded up to whole tiles, so that table reads need no bounds check."""
 
     # ---- epilogue warps --------------------------------------------------------------------------------------------
-
     epilogue_warps = number(lambda self: self.config.epilogue_warps)
     warps = number(lambda self: self.first_epilogue_warp + self.epilogue_warps)
 
@@ -282,8 +251,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         return tuple(spans)
 
     # ---- staging ---------------------------------------------------------------------------------------------------
-
-    store_region_bytes = number(lambda self: LANES * STORE_COLUMNS * ITEMSIZE[self.problem.out_dtype])
+    store_region_bytes = number(lambda self: base.LANES * STORE_COLUMNS * self.out_bytes)
     """One staging region: 32 rows of 64 output columns, 128 bytes a row as SWIZZLE_128B needs."""
 
     def store_buffers(self, columns: int) -> int:
@@ -298,13 +266,13 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     def padded_row_bytes(self, columns: int) -> int:
         """From one row of padded staging to the next: 16 bytes more than the row, so that the 16-byte stores of eight
         lanes, one row each, meet eight different groups of four banks."""
-        return columns * ITEMSIZE[self.problem.out_dtype] + VECTOR_BYTES
+        return columns * self.out_bytes + base.VECTOR_BYTES
 
     def warp_staging_bytes(self, columns: int) -> int:
         """Staging of a warp with so many columns."""
         if self.config.store == "tma":
             return self.store_buffers(columns) * self.store_region_bytes
-        return LANES * self.padded_row_bytes(columns) if self.config.store == "coalesced" else 0
+        return base.LANES * self.padded_row_bytes(columns) if self.config.store == "coalesced" else 0
 
     @cached_property
     def staging_offsets(self) -> tuple[int, ...]:
@@ -320,10 +288,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         return sum(self.warp_staging_bytes(end - begin) for begin, end in self.epilogue_columns)
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
-    @property
-    def table_layout(self) -> TableLayout:
-        return self.config.table
+    table_layout = fact(lambda self: self.config.table)
 
     @property
     def table_shape(self) -> tuple[int, ...] | None:
@@ -337,23 +302,22 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
             return None
         if self.config.table == "row_major":
             return (self.table_height, self.padded_n)
-        vector = BLOCK if self.config.table == "blocked" else VECTOR_BYTES // ITEMSIZE[self.table_dtype]
-        return (-(-self.table_height // LANES), self.padded_n // vector, LANES, vector)
+        vector = BLOCK if self.config.table == "blocked" else base.VECTOR_BYTES // base.ITEMSIZE[self.table_dtype]
+        return (-(-self.table_height // base.LANES), self.padded_n // vector, base.LANES, vector)
 
     @property
     def table_lines(self) -> int:
         """128-byte lines that the table loads of one CTA and tile touch, if the rows of a warp begin a block."""
         if self.problem.table_rows == 0:
             return 0
-        requests = self.cta_m // LANES * self.tile_n * ITEMSIZE[self.table_dtype] // VECTOR_BYTES
+        requests = self.cta_m // base.LANES * self.tile_n * base.ITEMSIZE[self.table_dtype] // base.VECTOR_BYTES
         if self.config.order == "position":
             return requests  # all lanes of a warp read the same 16 bytes
-        square = BLOCK * ITEMSIZE[self.table_dtype]  # bytes of one of its rows
-        lines = {"row_major": LANES, "blocked": LANES * square // 128, "interleaved": LANES * VECTOR_BYTES // 128}
+        square = BLOCK * base.ITEMSIZE[self.table_dtype]  # bytes of one of its rows
+        lines = {"row_major": base.LANES, "blocked": base.LANES * square // 128, "interleaved": base.LANES * 16 // 128}
         return requests * lines[self.config.table]
 
     # ---- counted work ----------------------------------------------------------------------------------------------
-
     @property
     def mma_clocks(self) -> float:
         """Clocks of the MMAs of a tile in one CTA, by the published rate."""
@@ -366,7 +330,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         Every warp of the epilogue has a quarter of the rows.
         """
         config = self.config
-        out_lines = self.cta_m * self.tile_n * ITEMSIZE[self.problem.out_dtype] // LINE
+        out_lines = self.cta_m * self.tile_n * self.out_bytes // LINE
         stores = {
             "tma": 2 * out_lines,  # staging is written and read by TMA
             "coalesced": 3 * out_lines,  # and stored by the warps, line by line
@@ -385,7 +349,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         )
 
     # ---- printing --------------------------------------------------------------------------------------------------
-
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
         owner = "CTA pair" if self.cta_group == 2 else "CTA"
@@ -412,43 +375,43 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
 
 FIELDS = {
-    "tile_n": Field("two accumulators of tile_n columns share 512 TMEM columns", (128, 256)),
-    "stages": Field("TMA and tensor core overlap only with two stages or more", least=2),
-    "epilogue_warps": Field("four lane quarters, at most one of them shared", (4, 5)),
-    "tmem_load_width": Field("a load must divide the columns of a warp", (16, 32, 64)),
+    "tile_n": base.Field("two accumulators of tile_n columns share 512 TMEM columns", (128, 256)),
+    "stages": base.Field("TMA and tensor core overlap only with two stages or more", least=2),
+    "epilogue_warps": base.Field("four lane quarters, at most one of them shared", (4, 5)),
+    "tmem_load_width": base.Field("a load must divide the columns of a warp", (16, 32, 64)),
     "epilogue": EPILOGUE,
-    "cta_group": Field("tcgen05.mma multiplies in one CTA or in a pair", (1, 2)),
+    "cta_group": base.Field("tcgen05.mma multiplies in one CTA or in a pair", (1, 2)),
     "order": ORDER,
-    "tile_positions": Field("a tile has 32 images or more", (1, 2, 4, 8)),
-    "tmem_loads": Field("more loads in flight than two have no registers", (1, 2)),
-    "table": Field("layouts of the table", ("row_major", "blocked", "interleaved")),
-    "store": Field("ways of the output", ("tma", "coalesced", "direct")),
-    "store_group": Field("a tile has up to four regions of 64 columns per warp", (1, 2, 3, 4)),
-    "store_buffers": Field("buffers must divide the regions of a warp", (1, 2, 4)),
-    "stagger_clocks": Field("clocks between two warps", least=0, most=65_535),
+    "tile_positions": base.Field("a tile has 32 images or more", (1, 2, 4, 8)),
+    "tmem_loads": base.Field("more loads in flight than two have no registers", (1, 2)),
+    "table": base.Field("layouts of the table", ("row_major", "blocked", "interleaved")),
+    "store": base.Field("ways of the output", ("tma", "coalesced", "direct")),
+    "store_group": base.Field("a tile has up to four regions of 64 columns per warp", (1, 2, 3, 4)),
+    "store_buffers": base.Field("buffers must divide the regions of a warp", (1, 2, 4)),
+    "stagger_clocks": base.Field("clocks between two warps", least=0, most=65_535),
 }
 
 _ALONE = Sm100PatchEmbedConfig(stages=3, cta_group=1)
 """For a device of one multiprocessor, which has no pair."""
 
 
-def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm100PatchEmbedConfig:
+def default_config(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> Sm100PatchEmbedConfig:
     """Configuration of a problem whose weight does not stay on chip; the rows of a tile are left open."""
     return Sm100PatchEmbedConfig() if sm_count > 1 else _ALONE
 
 
 def checked_plan(
-    problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, arch: Arch, sm_count: int
+    problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, arch: base.Arch, sm_count: int
 ) -> Sm100PatchEmbedPlan:
     """The plan, or ValueError."""
-    check_fields(config, FIELDS)
+    base.check_fields(config, FIELDS)
     check_stores(config)
     check_rows(problem, config)
 
     def planned(candidate: Sm100PatchEmbedConfig) -> Sm100PatchEmbedPlan:
         return Sm100PatchEmbedPlan(problem, candidate, arch, sm_count)
 
-    check_sm_count(sm_count, config.cta_group)
+    base.check_sm_count(sm_count, config.cta_group)
     plan = planned(resolve(problem, config, planned))
     check_rows(problem, plan.config)
     check_columns(plan)
@@ -461,7 +424,7 @@ def predict(plan: Sm100PatchEmbedPlan) -> Prediction:
     return b200.predict(plan.work, error=b200.ERROR)
 
 
-def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm100PatchEmbedPlan]:
+def search_space(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> list[Sm100PatchEmbedPlan]:
     """Legal plans that are worth timing on a device: the default, then those that differ from it, in few fields first.
 
     The default is the fastest of the notes that it descends from (docs/experiments.md), so that what is near to it
@@ -477,4 +440,4 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
 
     tuned = sorted(itertools.product(*TUNED.values()), key=distance)
     configs = [dataclasses.replace(chosen.config, **dict(zip(names, values, strict=True))) for values in tuned]
-    return list(dict.fromkeys((chosen, *legal_plans(checked_plan, problem, configs, arch, sm_count))))
+    return list(dict.fromkeys((chosen, *base.legal_plans(checked_plan, problem, configs, arch, sm_count))))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
+from cute_kernels.common.facts import fact, number
 from cute_kernels.config import PatchEmbedProblem, Sm80PatchEmbedConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import Arch, Operand, check_fields
+from cute_kernels.plan.base import Arch, check_fields
 from cute_kernels.plan.patch_embed import EPILOGUE, PatchEmbedPlan, TableLayout, check_capacity
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice, require_fp8
 
@@ -25,20 +25,14 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
 
     table_layout: TableLayout = "row_major"
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Those of `PatchEmbedPlan.operands` without clock stamps."""
-        return tuple(operand for operand in super().operands if operand.name != "profile")
-
+    operands = fact(lambda self: tuple(operand for operand in super().operands if operand.name != "profile"))
+    """Those of `PatchEmbedPlan.operands` without clock stamps."""
     m_tiles = number(lambda self: -(-self.problem.m // self.config.tile_m))
     n_tiles = number(lambda self: -(-self.problem.n // self.config.tile_n))
     padded_n = number(lambda self: self.problem.n)
     """Columns of the table: those of the output, of which every lane reads whole vectors."""
-
-    @property
-    def table_shape(self) -> tuple[int, int] | None:
-        """``[rows, N]``, or None without bias and positions."""
-        return (self.table_height, self.padded_n) if self.problem.table_rows else None
+    table_shape = fact(lambda self: (self.table_height, self.padded_n) if self.problem.table_rows else None)
+    """``[rows, N]``, or None without bias and positions."""
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         return [*super().describe_tiles(), ("epilogue", f"{self.config.epilogue}, table {self.table_shape or 'none'}")]

@@ -12,18 +12,7 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import number, text
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.plan.base import (
-    TWO_TILES,
-    Arch,
-    Field,
-    SmemRegion,
-    check_fields,
-    check_sm_count,
-    is_legal,
-    reject,
-    require,
-    smem_map,
-)
+from cute_kernels.plan import base
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     ORDER,
@@ -51,22 +40,20 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
     table_layout: TableLayout = "paired"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     tile_positions = number(lambda self: self.config.tile_positions)
 
     rows_of_tiles = text(lambda self: "flat" if self.positions == 1 else self.config.order)
     """Without positions a tile is consecutive rows, whatever the order is called."""
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     x_stage_bytes = number(lambda self: self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks)
     stage_bytes = number(lambda self: self.x_stage_bytes + self.weight_stage_bytes)
 
     @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
+    def smem(self) -> tuple[base.SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map(
+        return base.smem_map(
             ("barriers", self.barrier_bytes, 128),
             (f"x: {stages} stages", stages * self.x_stage_bytes, self.swizzle_period),
             (f"weight: {self.config.weight}", stages * self.weight_stage_bytes, self.swizzle_period),
@@ -74,7 +61,6 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
         )
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
     @property
     def table_registers(self) -> int:
         """Table values per thread of a tile: two features for every position, in flat order for every pair of rows."""
@@ -118,32 +104,32 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
 
 FIELDS = {
     # A multiple of 16 is also one of 8, a swizzle atom, in the share of each of two CTAs.
-    "tile_rows": Field("N of a WGMMA, in pairs of 8 rows for stmatrix", tuple(range(16, 257, 16))),
-    "warpgroups": Field("consumer warpgroups that the register file holds", (1, 2, 3)),
-    "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2, open=TWO_TILES),
-    "stage_blocks": Field("K blocks of 128 bytes in a stage", (1, 2, 3, 4)),
-    "cluster": Field("pairs of multiprocessors share x; larger clusters leave some idle", (1, 2)),
-    "weight": Field("where the weight operand comes from", ("registers", "streamed")),
+    "tile_rows": base.Field("N of a WGMMA, in pairs of 8 rows for stmatrix", tuple(range(16, 257, 16))),
+    "warpgroups": base.Field("consumer warpgroups that the register file holds", (1, 2, 3)),
+    "stages": base.Field("TMA and WGMMA overlap only with two stages or more", least=2, open=base.TWO_TILES),
+    "stage_blocks": base.Field("K blocks of 128 bytes in a stage", (1, 2, 3, 4)),
+    "cluster": base.Field("pairs of multiprocessors share x; larger clusters leave some idle", (1, 2)),
+    "weight": base.Field("where the weight operand comes from", ("registers", "streamed")),
     "order": ORDER,
     "epilogue": EPILOGUE,
 }
 
 
 def checked_plan(
-    problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch, sm_count: int
+    problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: base.Arch, sm_count: int
 ) -> Sm90PatchEmbedPlan:
     """The plan, or ValueError."""
-    check_fields(config, FIELDS)
+    base.check_fields(config, FIELDS)
     divisors = tuple(i for i in range(1, config.tile_rows // 8 + 1) if config.tile_rows % (8 * i) == 0)
-    require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
+    base.require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
     config = resolve(problem, config, arch)
     plan = Sm90PatchEmbedPlan(problem, config, arch, sm_count)
-    check_sm_count(sm_count, config.cluster)
+    base.check_sm_count(sm_count, config.cluster)
     check_order(problem, config.order)
     check_tile_positions(plan)
     if config.tile_positions > 1 and config.tile_positions % config.cluster:
         rule = f"each of {config.cluster} CTAs of a cluster loads its share of the positions of a tile"
-        reject("tile_positions", config.tile_positions, rule, 1)
+        base.reject("tile_positions", config.tile_positions, rule, 1)
     check_registers(plan)
     check_barriers(plan)
     check_capacity(plan)
@@ -155,7 +141,7 @@ def check_registers(plan: Sm90PatchEmbedPlan) -> None:
     check_consumer_registers(plan, "tile_rows", 1, 16, ("weight", plan.config.weight, "streamed"))
 
 
-def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch) -> Sm90PatchEmbedConfig:
+def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: base.Arch) -> Sm90PatchEmbedConfig:
     """The configuration with what it leaves open filled in: order of the rows, number of stages."""
     if config.order is None:
         positions, images = max(problem.table_rows, 1), config.tile_rows // config.tile_positions
@@ -283,7 +269,7 @@ def _coefficients(plan: TransposedPlan) -> tuple[float, ...]:
     return MICROSECONDS[plan.config.weight, plan.rows_of_tiles]
 
 
-def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterator[Sm90PatchEmbedPlan]:
+def candidates(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> Iterator[Sm90PatchEmbedPlan]:
     """Legal plans worth comparing."""
     orders = ["flat"] if problem.table_rows > 1 or problem.table_index else ["position"]
     if problem.table_rows > 1 and problem.m % problem.table_rows == 0 and not problem.table_index:
@@ -298,17 +284,11 @@ def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterato
             continue
         for positions in _tile_positions(problem, order, tile_rows, cluster):
             config = Sm90PatchEmbedConfig(
-                tile_rows=tile_rows,
-                warpgroups=warpgroups,
-                stage_blocks=blocks,
-                cluster=cluster,
-                weight=weight,
-                order=order,
-                pingpong=warpgroups > 1,
-                tile_positions=positions,
+                tile_rows=tile_rows, warpgroups=warpgroups, stage_blocks=blocks, cluster=cluster, weight=weight,
+                order=order, pingpong=warpgroups > 1, tile_positions=positions
             )
             plan = Sm90PatchEmbedPlan(problem, resolve(problem, config, arch), arch, sm_count)
-            if is_legal(plan, check_registers) and is_legal(plan, check_capacity):
+            if base.is_legal(plan, check_registers) and base.is_legal(plan, check_capacity):
                 yield plan
 
 
@@ -328,7 +308,7 @@ def _tile_positions(problem: PatchEmbedProblem, order: str, tile_rows: int, clus
 
 
 @functools.lru_cache(maxsize=4096)
-def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm90PatchEmbedConfig:
+def default_config(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> Sm90PatchEmbedConfig:
     """The configuration for a problem."""
     images = problem.m // max(problem.table_rows, 1)
     operations = 2 * problem.m * problem.n * problem.k / 1e12
@@ -344,7 +324,7 @@ def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm9
     return min(plans, key=predicted_microseconds).config
 
 
-def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm90PatchEmbedPlan]:
+def search_space(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> list[Sm90PatchEmbedPlan]:
     """Legal plans that are worth timing on a device: the chooser's choice, then its candidates by predicted time."""
     chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
     others = sorted(candidates(problem, arch, sm_count), key=predicted_microseconds)

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from cute_kernels.common.facts import flag, number
+from cute_kernels.common.facts import fact, flag, number
 from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem, Typed
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    LANES,
-    VECTOR_BYTES,
-    Arch,
-    Operand,
-    Plan,
-    SmemRegion,
-    reject,
-    require,
-    round_up,
-    sizes,
-)
+from cute_kernels.plan import base
 
 PatchOrder = Literal["chw", "hwc"]
 
@@ -78,7 +65,7 @@ def describe_images(p: PatchifyProblem | PatchEmbedImagesProblem) -> str:
 
 
 @dataclass(frozen=True)
-class PatchifyPlan(Plan):
+class PatchifyPlan(base.Plan):
     """A legal way to run one pass; construct it with `plan_patchify`.
 
     Attributes:
@@ -95,25 +82,19 @@ class PatchifyPlan(Plan):
     threads: int = 256
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> tuple[base.Operand, ...]:
         """In memory: ``images`` in the problem's order. Written is ``x`` [batch * positions, row_elements]."""
         p = self.problem
         return (
-            Operand("images", p.in_dtype),
-            Operand("x", p.out_dtype, written=True),
-            *sizes(batch=p.batch, grid_rows=p.height // p.patch, grid_columns=p.width // p.patch),
+            base.Operand("images", p.in_dtype),
+            base.Operand("x", p.out_dtype, written=True),
+            *base.sizes(batch=p.batch, grid_rows=p.height // p.patch, grid_columns=p.width // p.patch),
         )
 
-    pixel_bytes = number(lambda self: ITEMSIZE[self.problem.in_dtype])
-    element_bytes = number(lambda self: ITEMSIZE[self.problem.out_dtype])
-
-    @property
-    def row_elements(self) -> int:
-        """From one row to the next: whole `ROW_BYTES`; what is beyond the patch is zero."""
-        p = self.problem
-        return round_up(p.channels * p.patch**2, ROW_BYTES // self.element_bytes)
-
-    vectors = number(lambda self: self.row_elements * self.element_bytes // VECTOR_BYTES)
+    patch_pixels = number(lambda self: self.problem.channels * self.problem.patch**2)
+    row_elements = number(lambda self: base.round_up(self.patch_pixels, ROW_BYTES // self.out_bytes))
+    """From one row to the next: whole `ROW_BYTES`; what is beyond the patch is zero."""
+    vectors = number(lambda self: self.row_elements * self.out_bytes // base.VECTOR_BYTES)
     """16-byte vectors of a row of the result."""
 
     @property
@@ -123,27 +104,24 @@ class PatchifyPlan(Plan):
         For patches whose rows of pixels are no whole vectors, in images whose rows are.
         """
         p = self.problem
-        ragged = not p.channels_last and self.unit * self.element_bytes < VECTOR_BYTES
-        whole_rows = p.width * self.pixel_bytes % VECTOR_BYTES == 0
-        fits = p.channels * p.patch * (p.width * self.pixel_bytes + PITCH_PAD_BYTES) <= self.arch.smem_bytes
+        ragged = not p.channels_last and self.unit * self.out_bytes < base.VECTOR_BYTES
+        whole_rows = p.width * self.in_bytes % base.VECTOR_BYTES == 0
+        fits = p.channels * p.patch * (p.width * self.in_bytes + PITCH_PAD_BYTES) <= self.arch.smem_bytes
         # Where conversion alone makes vectors of the result of several units, dividing once per unit is cheap enough.
         return ragged and p.patch % 4 != 0 and whole_rows and fits and self.vectors <= self.threads
 
     overlaps = flag(lambda self: self.arch.compute_capability >= (9, 0))
     """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return {"gathers_vectors": self.gathers_vectors}
+    compiled_in = fact(lambda self: {"gathers_vectors": self.gathers_vectors})
 
     @property
     def load_pixels(self) -> int:
         """Pixels that one thread loads at once: every strip of pixels begins on a multiple of them."""
         p = self.problem
         if self.gathers_vectors:
-            return VECTOR_BYTES // self.pixel_bytes
+            return base.VECTOR_BYTES // self.in_bytes
         pixels = p.patch**2 * (p.channels if p.channels_last else 1)
-        return math.gcd(pixels, VECTOR_BYTES // self.pixel_bytes)
+        return math.gcd(pixels, base.VECTOR_BYTES // self.in_bytes)
 
     @property
     def unit(self) -> int:
@@ -152,26 +130,23 @@ class PatchifyPlan(Plan):
         run = p.patch
         if p.channels_last:
             run = p.patch * p.channels if p.order == "hwc" else 1
-        return math.gcd(run, VECTOR_BYTES // max(self.pixel_bytes, self.element_bytes))
+        return math.gcd(run, base.VECTOR_BYTES // max(self.in_bytes, self.out_bytes))
 
     @property
     def store_elements(self) -> int:
         """Elements that one thread stores at once."""
         if self.gathers_vectors:
-            return VECTOR_BYTES // self.element_bytes
-        return max(WORD_BYTES, self.unit * self.element_bytes) // self.element_bytes
+            return base.VECTOR_BYTES // self.out_bytes
+        return max(WORD_BYTES, self.unit * self.out_bytes) // self.out_bytes
 
     clusters = number(lambda self: self.problem.batch * (self.problem.height // self.problem.patch))
+    roles = fact(lambda self: ("move",) * (self.threads // base.LANES))
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        return ("move",) * (self.threads // LANES)
-
-    @property
-    def smem(self) -> tuple[SmemRegion, ...]:
+    def smem(self) -> tuple[base.SmemRegion, ...]:
         p = self.problem
-        pitch = p.width * self.pixel_bytes + PITCH_PAD_BYTES * self.gathers_vectors
-        return (SmemRegion("pixels of a row of patches", 0, p.channels * p.patch * pitch, 16),)
+        pitch = p.width * self.in_bytes + PITCH_PAD_BYTES * self.gathers_vectors
+        return (base.SmemRegion("pixels of a row of patches", 0, p.channels * p.patch * pitch, 16),)
 
     def describe_problem(self) -> str:
         p = self.problem
@@ -180,30 +155,31 @@ class PatchifyPlan(Plan):
     def describe_tiles(self) -> list[tuple[str, str]]:
         return [
             ("CTAs", f"{self.clusters}, a row of patches of one image each"),
-            ("loads", f"{self.load_pixels * self.pixel_bytes} bytes of a thread"),
-            ("stores", f"{self.store_elements * self.element_bytes} bytes of a thread, {self.unit} elements at once"),
+            ("loads", f"{self.load_pixels * self.in_bytes} bytes of a thread"),
+            ("stores", f"{self.store_elements * self.out_bytes} bytes of a thread, {self.unit} elements at once"),
         ]
 
 
-def plan_patchify(problem: PatchifyProblem, arch: Arch) -> PatchifyPlan:
+def plan_patchify(problem: PatchifyProblem, arch: base.Arch) -> PatchifyPlan:
     """The plan, or ValueError naming the limit, the value and the nearest legal value."""
     p = problem
-    require("in_dtype", p.in_dtype, PIXEL_TYPES, "element type of the pixels")
-    require("out_dtype", p.out_dtype, CONVERSIONS[p.in_dtype], f"element type of the rows from {p.in_dtype} pixels")
-    require("order", p.order, ("chw", "hwc"), "order of the pixels in a row")
+    base.require("in_dtype", p.in_dtype, PIXEL_TYPES, "element type of the pixels")
+    rule = f"element type of the rows from {p.in_dtype} pixels"
+    base.require("out_dtype", p.out_dtype, CONVERSIONS[p.in_dtype], rule)
+    base.require("order", p.order, ("chw", "hwc"), "order of the pixels in a row")
     for name in ("batch", "channels", "patch"):
         if getattr(p, name) < 1:
-            reject(name, getattr(p, name), "there is nothing to lay out", 1)
+            base.reject(name, getattr(p, name), "there is nothing to lay out", 1)
     for name in ("height", "width"):
         value = getattr(p, name)
         if value < p.patch or value % p.patch:
-            reject(name, value, f"whole patches of {p.patch} pixels", max(p.patch, value - value % p.patch))
+            base.reject(name, value, f"whole patches of {p.patch} pixels", max(p.patch, value - value % p.patch))
     if p.order == "hwc" and not p.channels_last:
-        reject("order", p.order, "pixels whose channels are planes are gathered in the order of the planes", "chw")
+        base.reject("order", p.order, "pixels whose channels are planes are gathered in the order of the planes", "chw")
     plan = PatchifyPlan(problem, None, arch, arch.sm_count)
     if plan.smem_bytes > arch.smem_bytes:
         rule = f"a row of patches is {plan.smem_bytes:,} B of shared memory, the limit is {arch.smem_bytes:,} B"
-        reject("width", p.width, rule, p.width * arch.smem_bytes // plan.smem_bytes // p.patch * p.patch)
+        base.reject("width", p.width, rule, p.width * arch.smem_bytes // plan.smem_bytes // p.patch * p.patch)
     if plan.clusters > 2**31 - 1:
-        reject("batch", p.batch, "a grid has at most 2^31 - 1 CTAs", (2**31 - 1) // (plan.clusters // p.batch))
+        base.reject("batch", p.batch, "a grid has at most 2^31 - 1 CTAs", (2**31 - 1) // (plan.clusters // p.batch))
     return plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cute_kernels.common.facts import text
+from cute_kernels.common.facts import number, text
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,10 @@ class Prediction:
     caveat: str
     error: float
 
-    @property
-    def least(self) -> float:
-        """Lower end of the range of microseconds."""
-        return self.microseconds * (1 - self.error)
-
-    @property
-    def most(self) -> float:
-        """Upper end of the range of microseconds."""
-        return self.microseconds * (1 + self.error)
-
+    least = number(lambda self: self.microseconds * (1 - self.error))
+    """Lower end of the range of microseconds."""
+    most = number(lambda self: self.microseconds * (1 + self.error))
+    """Upper end of the range of microseconds."""
     largest_part = text(lambda self: max(self.parts, key=self.parts.__getitem__))
     """The name of the part that takes most of the time. It bounds nothing: the time is the parts' sum."""
 

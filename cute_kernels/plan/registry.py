@@ -204,12 +204,7 @@ PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH
 _BY_PROBLEM = {planner.problem: planner for planner in PLANNERS.values()}
 
 
-def choose(
-    problem: Problem,
-    arch: str | None = None,
-    *,
-    sm_count: int | None = None,
-) -> Config:
+def choose(problem: Problem, arch: str | None = None, *, sm_count: int | None = None) -> Config:
     """The configuration that a problem gets, complete: ``make_plan(p) == make_plan(p, choose(p))``.
 
     Args:
@@ -251,11 +246,7 @@ def predict(plan: Plan) -> Prediction | None:
 
 
 def make_plan(
-    problem: Problem,
-    config: Config | None = None,
-    arch: str | None = None,
-    *,
-    sm_count: int | None = None,
+    problem: Problem, config: Config | None = None, arch: str | None = None, *, sm_count: int | None = None
 ) -> Plan:
     """Checks every limit and returns the plan.
 

@@ -7,18 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import number
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    Plan,
-    SmemRegion,
-    reject,
-    require,
-    room_for_stages,
-    round_up,
-    smem_map,
-    smem_rule,
-)
+from cute_kernels.common.facts import fact, number
+from cute_kernels.plan import base
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
@@ -42,7 +32,7 @@ of 2 x 1 (bench/results)."""
 
 
 @dataclass(frozen=True)
-class StoreBuffers(Plan):
+class StoreBuffers(base.Plan):
     """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of ``store_row_bytes``."""
 
     barrier_region: ClassVar[str] = "barriers"
@@ -58,13 +48,9 @@ class StoreBuffers(Plan):
     """Warps of a CTA that store."""
     mma_tiles = number()
     """Pieces of a tile along its rows that one storing warp stores one after another."""
-
-    @property
-    def store_row_bytes(self) -> int:
-        """Row of a store buffer: 128 bytes, or 64 or 32 where the columns of a tile are no whole number of those."""
-        return math.gcd(self.config.tile_n * ITEMSIZE[self.problem.out_dtype], SWIZZLE_BYTES)
-
-    store_columns = number(lambda self: self.store_row_bytes // ITEMSIZE[self.problem.out_dtype])
+    store_row_bytes = number(lambda self: math.gcd(self.config.tile_n * self.out_bytes, SWIZZLE_BYTES))
+    """Row of a store buffer: 128 bytes, or 64 or 32 where the columns of a tile are no whole number of those."""
+    store_columns = number(lambda self: self.store_row_bytes // self.out_bytes)
     """Output columns of one store buffer."""
 
     @property
@@ -73,10 +59,10 @@ class StoreBuffers(Plan):
         return self.storing_warps * self.config.store_stages * self.store_rows * self.store_row_bytes
 
     @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
+    def smem(self) -> tuple[base.SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         c, (a, b) = self.config, self.operand_names
-        return smem_map(
+        return base.smem_map(
             (self.barrier_region, self.barrier_bytes - self.spare_barrier_bytes, 128),
             *self.first_smem,
             (f"{a}: {c.stages} stages", c.stages * self.a_stage_bytes, self.swizzle_period),
@@ -121,12 +107,8 @@ class WgmmaPair(StoreBuffers):
     """Rows of the tile that one warpgroup computes."""
     mma_tiles = number(lambda self: self.warpgroup_rows // WARPGROUP_ROWS)
     """WGMMAs of 64 rows per K step of a warpgroup."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
-        return ("mma",) * (4 * self.warpgroups) + ("load", "idle", "idle", "idle")
-
+    roles = fact(lambda self: ("mma",) * (4 * self.warpgroups) + ("load", "idle", "idle", "idle"))
+    """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
     load_warp = number(lambda self: 4 * self.warpgroups)
     accumulator_registers = number(lambda self: self.warpgroup_rows * self.config.tile_n // 128)
     a_stage_bytes = number(lambda self: self.tile_m * SWIZZLE_BYTES)
@@ -143,26 +125,26 @@ class WgmmaPair(StoreBuffers):
 def check_store_stages(plan: StoreBuffers) -> None:
     """A warp fills its ring of store buffers in whole turns."""
     if plan.store_row_bytes < LEAST_ROW_BYTES:
-        columns = LEAST_ROW_BYTES // ITEMSIZE[plan.problem.out_dtype]
+        columns = LEAST_ROW_BYTES // plan.out_bytes
         rule = f"rows of a store buffer have {LEAST_ROW_BYTES} bytes, {columns} columns of {plan.problem.out_dtype}"
-        reject("tile_n", plan.config.tile_n, rule, round_up(plan.config.tile_n, columns))
+        base.reject("tile_n", plan.config.tile_n, rule, base.round_up(plan.config.tile_n, columns))
     regions = plan.regions_per_tile
     divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
     rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"
-    require("store_stages", plan.config.store_stages, divisors, rule)
+    base.require("store_stages", plan.config.store_stages, divisors, rule)
 
 
 def check_stores_and_stages(plan: StoreBuffers) -> None:
     """Shared memory, by the number of operand stages, or of store buffers where two stages do not fit beside them."""
     if plan.smem_bytes <= plan.arch.smem_bytes:
         return
-    c, fit, rule = plan.config, room_for_stages(plan), smem_rule(plan)
+    c, fit, rule = plan.config, base.room_for_stages(plan), base.smem_rule(plan)
     if fit >= 2:
-        reject("stages", c.stages, rule, fit)
+        base.reject("stages", c.stages, rule, fit)
     room = plan.arch.smem_bytes - plan.smem_bytes + plan.staging_bytes + (c.stages - 2) * plan.stage_bytes
     buffers = room * c.store_stages // plan.staging_bytes
     legal = [count for count in range(1, buffers + 1) if plan.regions_per_tile % count == 0]
-    reject("store_stages", c.store_stages, f"{rule}, and at least two stages have to fit", max(legal, default=1))
+    base.reject("store_stages", c.store_stages, f"{rule}, and at least two stages have to fit", max(legal, default=1))
 
 
 def check_accumulators(plan: WgmmaPair) -> None:
@@ -175,4 +157,4 @@ def check_accumulators(plan: WgmmaPair) -> None:
         f"{needed}, the limit is {plan.consumer_registers}"
     )
     fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 16 * 16
-    reject("tile_n", plan.config.tile_n, rule, fit)
+    base.reject("tile_n", plan.config.tile_n, rule, fit)

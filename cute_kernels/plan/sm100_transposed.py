@@ -14,21 +14,8 @@ from typing import ClassVar, TypeVar
 
 from cute_kernels.common.facts import number, text
 from cute_kernels.config import WEIGHT_TYPES, Sm100ImagesConfig, Sm100ResidentConfig
-from cute_kernels.plan import b200
+from cute_kernels.plan import b200, base
 from cute_kernels.plan.b200 import MACS_PER_CLOCK
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    LANES,
-    TWO_TILES,
-    Field,
-    SmemRegion,
-    TmemRegion,
-    reject,
-    room_for_stages,
-    round_up,
-    smem_map,
-    smem_rule,
-)
 from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, FeatureTiles
 
@@ -79,7 +66,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     ctas = number(lambda self: self.cta_group)
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
     columns = number(lambda self: self.tile_rows)
     """Columns of an accumulator: the rows of a tile."""
     cta_rows = number(lambda self: self.tile_rows // self.cta_group)
@@ -106,7 +92,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         return self.row_of(mma_tile, column)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     weight_bytes = number(lambda self: self.lanes * self.k_blocks * self.k_block_bytes)
     """Bytes of the weight of a CTA's features, whichever memory they stay in."""
     weight_columns = number(lambda self: self.k_blocks * self.k_block_bytes // 4 if self.config.weight == "tmem" else 0)
@@ -116,41 +101,34 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     """Columns allocated, in the powers of two that tcgen05.alloc hands out, from 32 on."""
 
     @property
-    def tmem(self) -> tuple[TmemRegion, ...]:
-        columns = self.columns
-        regions = [TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(self.config.accumulators)]
-        if self.weight_columns:
-            regions.append(TmemRegion("weight", self.weight_column, self.weight_columns))
-        return tuple(regions)
+    def tmem(self) -> tuple[base.TmemRegion, ...]:
+        weight = (base.TmemRegion("weight", self.weight_column, self.weight_columns),) if self.weight_columns else ()
+        return base.tmem_accumulators(self.config.accumulators, self.columns) + weight
 
     weight_column = number(lambda self: self.tmem_columns - self.weight_columns)
     """The first column of the weight, which has the last ones."""
-    staging_bytes = number(lambda self: round_up(self.columns * LANES * ITEMSIZE[self.problem.out_dtype], 512))
+    staging_bytes = number(lambda self: base.round_up(self.columns * base.LANES * self.out_bytes, 512))
     """Staging of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
 
     @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
+    def smem(self) -> tuple[base.SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map(
+        return base.smem_map(
             ("barriers and tensor-memory address", self.barrier_bytes, 128),
             ("weight", self.weight_bytes if self.config.weight == "smem" else 0, self.swizzle_period),
             (f"{self.stage_name}: {stages} stages", stages * self.stage_bytes, self.swizzle_period),
             ("output staging", self.epilogue_warps * self.staging_bytes, self.swizzle_period),
         )
 
-    @property
-    def used_barrier_bytes(self) -> int:
-        """Full and empty ones of stages and MMA tiles, that of the weight, and the address behind them."""
-        slots = 2 * self.config.stages + 2 * self.config.accumulators * len(self.mma_spans) + 1
-        return slots * BARRIER_BYTES + ADDRESS_BYTES
+    slots = number(lambda self: 2 * self.config.stages + 2 * self.config.accumulators * len(self.mma_spans) + 1)
+    """Barriers: full and empty ones of stages and MMA tiles, and that of the weight."""
+    used_barrier_bytes = number(lambda self: self.slots * BARRIER_BYTES + ADDRESS_BYTES)
+    """Bytes of the barriers, and of the address behind them."""
 
     # ---- counted work ----------------------------------------------------------------------------------------------
-
-    @property
-    def mma_clocks(self) -> float:
-        """Clocks of the MMAs of a tile, by the published rate."""
-        return self.lanes * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK
+    mma_clocks = number(lambda self: self.lanes * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK)
+    """Clocks of the MMAs of a tile, by the published rate."""
 
     @property
     def wavefronts(self) -> int:
@@ -163,17 +141,13 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         weight = self.weight_bytes * len(self.mma_spans) // WAVEFRONT if self.config.weight == "smem" else 0
         return 2 * fill + weight + self.staging_wavefronts
 
-    @property
-    def staging_wavefronts(self) -> int:
-        """Wavefronts of the output, which the warps write and TMA reads."""
-        staged = self.epilogue_warps * self.columns * LANES * ITEMSIZE[self.problem.out_dtype]
-        return 2 * staged // WAVEFRONT
-
+    out_bytes_of_tile = number(lambda self: self.epilogue_warps * self.columns * base.LANES * self.out_bytes)
+    staging_wavefronts = number(lambda self: 2 * self.out_bytes_of_tile // WAVEFRONT)
+    """Wavefronts of the output, which the warps write and TMA reads."""
     table_wavefronts: ClassVar[int] = 0
     """Wavefronts of loads of the table in a CTA and tile; 0 where they are few."""
 
     # ---- printing --------------------------------------------------------------------------------------------------
-
     def describe_mma_tiles(self) -> list[tuple[str, str]]:
         """Rows (what, value) of how a tile is computed."""
         c = self.config
@@ -196,15 +170,14 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
 
 # --- limits that the plans of `Sm100TransposedPlan` share, and what they do where a configuration leaves it open -----
 
-
 AnyPlan = TypeVar("AnyPlan", bound=Sm100TransposedPlan)
 AnyConfig = TypeVar("AnyConfig", Sm100ResidentConfig, Sm100ImagesConfig)
 
-WEIGHT_MEMORY = Field("where the weight stays", ("tmem", "smem"))
-CTA_GROUP = Field("CTAs of one MMA", (1, 2))
-ACCUMULATORS = Field("accumulators in tensor memory", (1, 2))
-MMA_COLUMNS = Field("N of an MMA is a multiple of 16", least=COLUMN_STEP, most=MOST_COLUMNS)
-STAGES = Field("TMA and MMA overlap only with two stages or more", least=2, open=TWO_TILES)
+WEIGHT_MEMORY = base.Field("where the weight stays", ("tmem", "smem"))
+CTA_GROUP = base.Field("CTAs of one MMA", (1, 2))
+ACCUMULATORS = base.Field("accumulators in tensor memory", (1, 2))
+MMA_COLUMNS = base.Field("N of an MMA is a multiple of 16", least=COLUMN_STEP, most=MOST_COLUMNS)
+STAGES = base.Field("TMA and MMA overlap only with two stages or more", least=2, open=base.TWO_TILES)
 
 TILE_CLOCKS = 400
 """Clocks that a tile costs besides: signals between its roles. An estimate."""
@@ -218,50 +191,43 @@ def check_mma_tiles(plan: Sm100TransposedPlan) -> None:
     config, step = plan.config, COLUMN_STEP * plan.cta_group
     if config.mma_columns % step or not step <= config.mma_columns <= plan.columns:
         rule = f"N of an MMA of {plan.cta_group} CTAs is a multiple of {step}, and the tile has {plan.columns} columns"
-        nearest = min(max(round_up(config.mma_columns, step), step), plan.columns)
-        reject("mma_columns", config.mma_columns, rule, nearest)
+        nearest = min(max(base.round_up(config.mma_columns, step), step), plan.columns)
+        base.reject("mma_columns", config.mma_columns, rule, nearest)
     for _, columns in plan.mma_spans:
         if columns // plan.cta_group % config.tmem_load_width:
             rule = f"a load's columns are rows of one CTA, and an MMA tile has {columns // plan.cta_group} of each"
-            reject("tmem_load_width", config.tmem_load_width, rule, COLUMN_STEP)
+            base.reject("tmem_load_width", config.tmem_load_width, rule, COLUMN_STEP)
 
 
 def check_stages(plan: Sm100TransposedPlan, name: str, value: int, smaller: Callable[[], int]) -> None:
     """Barriers and shared memory; all MMA tiles of a tile read its stages, which the last one frees.
 
-    Args:
-        plan: to be checked.
-        name, value: what to report where two stages do not fit: a field of the tile's shape.
-        smaller: its nearest legal value.
+    Where two stages do not fit, a field of the tile's shape is reported: name, value and nearest legal value.
     """
     config = plan.config
-    room = room_for_stages(plan)
+    room = base.room_for_stages(plan)
     slots = (plan.barrier_bytes - ADDRESS_BYTES) // BARRIER_BYTES
     most = min(room, (slots - (plan.used_barrier_bytes - ADDRESS_BYTES) // BARRIER_BYTES) // 2 + config.stages)
     if config.stages > room:
-        rule = smem_rule(plan)
+        rule = base.smem_rule(plan)
         if most >= 2:
-            reject("stages", config.stages, rule, most)
+            base.reject("stages", config.stages, rule, most)
         rule = f"{rule}, and at least two stages have to fit"
         if config.stage_blocks == 2 and room >= 1:
-            reject("stage_blocks", config.stage_blocks, rule, 1)
-        reject(name, value, rule, smaller())
+            base.reject("stage_blocks", config.stage_blocks, rule, 1)
+        base.reject(name, value, rule, smaller())
     if config.stages > most:
-        reject("stages", config.stages, f"the {plan.barrier_bytes:,} B of barriers hold those of {most} stages", most)
+        rule = f"the {plan.barrier_bytes:,} B of barriers hold those of {most} stages"
+        base.reject("stages", config.stages, rule, most)
     if len(plan.mma_spans) > 1 and config.stages < plan.tile_stages:
         rule = f"MMA tiles read the {plan.tile_stages} stages of a tile one after another, and the last one frees them"
         if plan.tile_stages <= most:
-            reject("stages", config.stages, rule, plan.tile_stages)
-        reject("mma_columns", config.mma_columns, f"{rule}; {most} fit", plan.columns)
+            base.reject("stages", config.stages, rule, plan.tile_stages)
+        base.reject("mma_columns", config.mma_columns, f"{rule}; {most} fit", plan.columns)
 
 
 def check_tensor_memory(plan: Sm100TransposedPlan, narrower: Callable[[int], tuple[str, object, object]]) -> None:
-    """Accumulators beside the weight.
-
-    Args:
-        plan: to be checked.
-        narrower: the field of the tile's shape to report where one accumulator is too wide for so many columns: name,
-            value, nearest legal value.
+    """Accumulators beside the weight; ``narrower`` gives the field, as `reject` takes it, that makes one fit columns.
     """
     config, most = plan.config, plan.arch.tmem_columns
     room = most - plan.weight_columns
@@ -272,9 +238,9 @@ def check_tensor_memory(plan: Sm100TransposedPlan, narrower: Callable[[int], tup
         f"{plan.weight_columns + plan.accumulator_columns}, tensor memory has {most}"
     )
     if plan.columns <= room:
-        reject("accumulators", config.accumulators, rule, room // plan.columns)
+        base.reject("accumulators", config.accumulators, rule, room // plan.columns)
     name, value, nearest = narrower(room // config.accumulators)
-    reject(name, value, rule, nearest)
+    base.reject(name, value, rule, nearest)
 
 
 def smallest(config: AnyConfig, weight: str, **shape: object) -> AnyConfig:
@@ -284,14 +250,9 @@ def smallest(config: AnyConfig, weight: str, **shape: object) -> AnyConfig:
 
 
 def largest_fitting(plan: Sm100TransposedPlan, step: int, name: str, columns: int = 1, **fixed: object) -> int:
-    """The largest value of a field below the plan's with which two stages fit, or ``step``.
+    """The largest multiple of ``step`` below the plan's value of a field with which two stages fit, or ``step``.
 
-    Args:
-        plan: what does not fit.
-        step: what the field is a multiple of.
-        name: of the field.
-        columns: of a tile for each unit of it.
-        fixed: other fields, by their values.
+    ``columns``: of a tile for each unit of the field; ``fixed``: other fields, by their values.
     """
     for value in range(getattr(plan.config, name) - step, step, -step):
         shape = {name: value, "mma_columns": value * columns, "stages": 2, **fixed}
@@ -310,12 +271,12 @@ def complete(plan: AnyPlan) -> AnyPlan:
     config = plan.config
     accumulators = config.accumulators or (2 if 2 * plan.columns + plan.weight_columns <= plan.arch.tmem_columns else 1)
     step = COLUMN_STEP * plan.cta_group
-    half = round_up(-(-plan.columns // 2), max(step, config.tmem_load_width * plan.cta_group))
+    half = base.round_up(-(-plan.columns // 2), max(step, config.tmem_load_width * plan.cta_group))
     columns = config.mma_columns or (plan.columns if accumulators > 1 or half >= plan.columns else half)
     config = dataclasses.replace(config, accumulators=accumulators, mma_columns=columns, stages=config.stages or 2)
     resolved = dataclasses.replace(plan, config=config)
     if not plan.config.stages:
-        stages = max(2, min(room_for_stages(resolved), 2 * resolved.tile_stages))
+        stages = max(2, min(base.room_for_stages(resolved), 2 * resolved.tile_stages))
         resolved = dataclasses.replace(resolved, config=dataclasses.replace(config, stages=stages))
     return resolved
 
@@ -336,7 +297,6 @@ def launch_clocks(plan: Sm100TransposedPlan) -> float:
 
 # --- work of a tile, in the units that `cute_kernels.plan.b200` has costs for ---------------------------------------
 
-
 def predict(plan: b200.Timed) -> Prediction:
     """The modelled time of a launch on a B200.
 
@@ -348,10 +308,7 @@ def predict(plan: b200.Timed) -> Prediction:
 def transposed_work(plan: Sm100TransposedPlan, memory_bytes: int, once_lines: float = 0.0) -> b200.TileWork:
     """Work of the busiest CTA; every warp of the epilogue has a quarter of the features.
 
-    Args:
-        plan: of rows or of images.
-        memory_bytes: that a launch cannot do without.
-        once_lines: of bringing the weight to where it stays.
+    ``memory_bytes``: that a launch cannot do without; ``once_lines``: of bringing the weight to where it stays.
     """
     return b200.TileWork(
         tiles=-(-plan.tiles * plan.feature_groups // plan.clusters) * -(-plan.clusters * plan.ctas // plan.sm_count),

@@ -7,28 +7,15 @@ at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
-from cute_kernels.common.facts import flag, number, text
+from cute_kernels.common.facts import fact, flag, number, text
 from cute_kernels.config import Sm80Config
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    LANES,
-    VECTOR_BYTES,
-    Arch,
-    Checked,
-    Field,
-    Plan,
-    SmemRegion,
-    check_smem,
-    legal_plans,
-    reject,
-    require,
-)
+from cute_kernels.plan import base
 
 STEP_BYTES = 32
 """K of one ``mma.sync``: 8 elements of TF32, 16 of 16 bits, 32 of 8 (PTX ISA, mma.m16n8k8, k16 and k32)."""
@@ -46,7 +33,7 @@ ADDRESSING_REGISTERS = 40
 
 
 @dataclass(frozen=True)
-class Sm80Plan(Plan):
+class Sm80Plan(base.Plan):
     """A persistent plan. Attributes of a subclass say what is multiplied and where the results go."""
 
     graph: ClassVar[str] = "cute_kernels.kernels.graph:no_graph"
@@ -58,12 +45,8 @@ class Sm80Plan(Plan):
 
     tiles = number(lambda self: self.m_tiles * self.n_tiles)
     """Turns of a CTA, all CTAs together."""
-
-    @property
-    def rounds(self) -> tuple[bool, bool]:
-        """Whether the CTA rounds what it has copied of A, and of B."""
-        return False, False
-
+    rounds = fact(lambda self: (False, False))
+    """Whether the CTA rounds what it has copied of A, and of B."""
     rounds_fragments = flag(lambda self: self.arch.compute_capability >= (9, 0))
     """Fragments are rounded, by one instruction a register; before it existed, stages are in shared memory.
 
@@ -74,71 +57,54 @@ class Sm80Plan(Plan):
     """CTAs that are resident at once and take tiles in turn."""
     overlaps = flag(lambda self: self.k_blocks >= self.config.stages - 1)
     """A tile has as many blocks of K as are copied ahead: then those of the next tile are, under its end."""
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return super().compiled_in | {"overlaps": self.overlaps}
-
+    compiled_in = fact(lambda self: super().compiled_in | {"overlaps": self.overlaps})
     teams: ClassVar[int] = 1
     """Groups of warps of a CTA that take tiles of their own."""
     keeps_b = flag(lambda self: self.teams > 1)
     """B of all K is copied once and serves all teams: the tiles of a CTA have the same columns."""
-    team_threads = number(lambda self: self.config.warps_m * self.config.warps_n * LANES)
+    team_threads = number(lambda self: self.config.warps_m * self.config.warps_n * base.LANES)
     """Threads that compute a tile."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return ("mma",) * (self.config.warps_m * self.config.warps_n * self.teams)
+    roles = fact(lambda self: ("mma",) * (self.config.warps_m * self.config.warps_n * self.teams))
 
     # ---- a warp's tile ----------------------------------------------------------------------------------------------
-
     warp_m = number(lambda self: self.config.tile_m // self.config.warps_m)
     warp_n = number(lambda self: self.config.tile_n // self.config.warps_n)
-    lane_columns = number(lambda self: VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype])
+    lane_columns = number(lambda self: base.VECTOR_BYTES // self.out_bytes)
     """Neighbouring columns that a lane's accumulators hold: 16 bytes of output, so that nothing is exchanged."""
-    accumulators = number(lambda self: self.warp_m * self.warp_n // LANES)
+    accumulators = number(lambda self: self.warp_m * self.warp_n // base.LANES)
     """Registers of a thread that hold sums."""
 
     # ---- shared memory ----------------------------------------------------------------------------------------------
-
-    k_bytes = number(lambda self: self.problem.k * ITEMSIZE[self.multiplied])
+    k_bytes = number(lambda self: self.problem.k * base.ITEMSIZE[self.multiplied])
     k_blocks = number(lambda self: -(-self.k_bytes // self.config.row_bytes))
     """Stages that a tile takes."""
-    chunks = number(lambda self: self.config.row_bytes // VECTOR_BYTES)
+    chunks = number(lambda self: self.config.row_bytes // base.VECTOR_BYTES)
     """Copies of 16 bytes in a row of a stage."""
     pass_rows = number(lambda self: self.team_threads // self.chunks)
     """Rows of an operand that all threads copy at a time."""
-
-    @property
-    def stage_bytes(self) -> int:
-        rows = self.config.tile_m + (0 if self.keeps_b else self.config.tile_n)
-        return rows * self.config.row_bytes
-
+    stage_rows = number(lambda self: self.config.tile_m + (0 if self.keeps_b else self.config.tile_n))
+    stage_bytes = number(lambda self: self.stage_rows * self.config.row_bytes)
     ring_bytes = number(lambda self: self.config.stages * self.stage_bytes)
     """Bytes of all stages."""
     kept_block_bytes = number(lambda self: self.config.tile_n * self.config.row_bytes)
     """Bytes of a block of B that is kept."""
     kept_bytes = number(lambda self: self.k_blocks * self.kept_block_bytes if self.keeps_b else 0)
     """Bytes of B in front of the stages, if it is kept."""
-
-    @property
-    def beside_clocks(self) -> float:
-        """Modelled clocks of a launch besides its stages and the stores of its tiles."""
-        return self.kept_bytes * KEPT_BYTE_CLOCKS
-
+    beside_clocks = number(lambda self: self.kept_bytes * KEPT_BYTE_CLOCKS)
+    """Modelled clocks of a launch besides its stages and the stores of its tiles."""
     team_bytes = number(lambda self: sum(region.nbytes for region in self.team_smem(0)))
     """Bytes of shared memory that a team has for itself."""
 
     @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        kept = (SmemRegion("b", 0, self.kept_bytes, 128),) if self.keeps_b else ()
+    def smem(self) -> tuple[base.SmemRegion, ...]:
+        kept = (base.SmemRegion("b", 0, self.kept_bytes, 128),) if self.keeps_b else ()
         of_teams = (self.team_smem(self.kept_bytes + team * self.team_bytes) for team in range(self.teams))
         return (*kept, *itertools.chain.from_iterable(of_teams))
 
-    def team_smem(self, start: int) -> tuple[SmemRegion, ...]:
+    def team_smem(self, start: int) -> tuple[base.SmemRegion, ...]:
         """Regions of a team from this offset on: stages, and whatever a subclass puts behind them."""
         what = "a" if self.keeps_b else "operands"
-        return (SmemRegion(f"{what}: {self.config.stages} stages", start, self.ring_bytes, 128),)
+        return (base.SmemRegion(f"{what}: {self.config.stages} stages", start, self.ring_bytes, 128),)
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -151,13 +117,13 @@ class Sm80Plan(Plan):
 
 
 FIELDS = {
-    "tile_m": Field("rows of a tile, 16 or a multiple for each warp", (32, 64, 128, 192, 256)),
-    "tile_n": Field("columns of a tile, 32 or a multiple for each warp", (64, 128, 192, 256)),
-    "warps_m": Field("warps of a CTA along one dimension", (1, 2, 4)),
-    "warps_n": Field("warps of a CTA along one dimension", (1, 2, 4)),
-    "row_bytes": Field("a row of a stage is swizzled in 4 or 8 pieces of 16 bytes", (64, 128)),
-    "stages": Field("copies and products overlap with 2 to 8 stages", least=2, most=8),
-    "resident_ctas": Field("CTAs of a multiprocessor", least=1, most=16),
+    "tile_m": base.Field("rows of a tile, 16 or a multiple for each warp", (32, 64, 128, 192, 256)),
+    "tile_n": base.Field("columns of a tile, 32 or a multiple for each warp", (64, 128, 192, 256)),
+    "warps_m": base.Field("warps of a CTA along one dimension", (1, 2, 4)),
+    "warps_n": base.Field("warps of a CTA along one dimension", (1, 2, 4)),
+    "row_bytes": base.Field("a row of a stage is swizzled in 4 or 8 pieces of 16 bytes", (64, 128)),
+    "stages": base.Field("copies and products overlap with 2 to 8 stages", least=2, most=8),
+    "resident_ctas": base.Field("CTAs of a multiprocessor", least=1, most=16),
 }
 
 
@@ -165,23 +131,23 @@ def check_tiles(plan: Sm80Plan) -> None:
     """Every limit that a configuration of `Sm80Config` has."""
     c = plan.config
     warps = c.warps_m * c.warps_n * plan.teams
-    require("warps_n", warps, (4, 8), "128 or 256 threads of a CTA copy whole passes of rows: warps_m * warps_n")
+    base.require("warps_n", warps, (4, 8), "128 or 256 threads of a CTA copy whole passes of rows: warps_m * warps_n")
     for name, warps_along, least in (("tile_m", c.warps_m, 16), ("tile_n", c.warps_n, 32)):
         legal = tuple(size for size in FIELDS[name].legal if size % (least * warps_along) == 0)
-        require(name, getattr(c, name), legal, f"{warps_along} warps along it have multiples of {least} each")
+        base.require(name, getattr(c, name), legal, f"{warps_along} warps along it have multiples of {least} each")
         rows = max(plan.pass_rows, 1)
         if getattr(c, name) % rows:
-            reject(name, getattr(c, name), f"threads copy {rows} rows of {c.row_bytes} bytes at a time", rows)
+            base.reject(name, getattr(c, name), f"threads copy {rows} rows of {c.row_bytes} bytes at a time", rows)
     if plan.accumulators > MOST_ACCUMULATORS:
         rule = f"a warp's {plan.warp_m} x {plan.warp_n} are {plan.accumulators} sums a thread, {MOST_ACCUMULATORS} fit"
-        reject("tile_n", c.tile_n, rule, c.tile_n * MOST_ACCUMULATORS // plan.accumulators)
-    check_smem(plan)
+        base.reject("tile_n", c.tile_n, rule, c.tile_n * MOST_ACCUMULATORS // plan.accumulators)
+    base.check_smem(plan)
     check_residents(plan)
     if plan.k_bytes > 2**31 - 1024:
         rule = "offsets in a row are 32-bit"
-        reject("k", plan.problem.k, rule, (2**31 - 1024) // ITEMSIZE[plan.multiplied])
+        base.reject("k", plan.problem.k, rule, (2**31 - 1024) // base.ITEMSIZE[plan.multiplied])
     if plan.tiles + plan.clusters >= 2**31:
-        reject("tile_m", c.tile_m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", 256)
+        base.reject("tile_m", c.tile_m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", 256)
 
 
 def check_residents(plan: Sm80Plan) -> None:
@@ -195,18 +161,17 @@ def check_residents(plan: Sm80Plan) -> None:
             f"{plan.smem_bytes:,} B of shared memory and {plan.threads} threads with {plan.accumulators} sums each fit "
             f"a multiprocessor {fit} times"
         )
-        reject("resident_ctas", c.resident_ctas, rule, fit)
+        base.reject("resident_ctas", c.resident_ctas, rule, fit)
 
 
 def require_fp8(arch: str, dtype: str) -> None:
     """Refuses E4M3 where `FP8_ARCHS` says so."""
     if dtype == "float8_e4m3fn" and arch not in FP8_ARCHS:
         rule = f"mma.sync multiplies E4M3 on {' and '.join(FP8_ARCHS)}, not on {arch}"
-        reject("in_dtype", dtype, rule, "bfloat16")
+        base.reject("in_dtype", dtype, rule, "bfloat16")
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------
-
 
 TILES = (
     (128, 256, 2, 4, 128, 3, 1),
@@ -269,17 +234,17 @@ def clocks(plan: Sm80Plan) -> float:
 
 
 Configs = Callable[[Any], Iterable[C]]
-Choice = tuple[Callable[[Any, Arch, int], C], Callable[[Any, Arch, int], list[Sm80Plan]]]
+Choice = tuple[Callable[[Any, base.Arch, int], C], Callable[[Any, base.Arch, int], list[Sm80Plan]]]
 
 
-def choice(kind: type[C], checked_plan: Checked, configs: Configs) -> Choice:
+def choice(kind: type[C], checked_plan: base.Checked, configs: Configs) -> Choice:
     """``default_config`` and ``search_space`` of a kernel, from the configurations to be tried of a problem."""
 
-    def search_space(problem: Any, arch: Arch, sm_count: int) -> list[Sm80Plan]:
+    def search_space(problem: Any, arch: base.Arch, sm_count: int) -> list[Sm80Plan]:
         """Plans that are worth timing, the one with the least modelled time first."""
-        return sorted(legal_plans(checked_plan, problem, configs(problem), arch, sm_count), key=clocks)
+        return sorted(base.legal_plans(checked_plan, problem, configs(problem), arch, sm_count), key=clocks)
 
-    def default_config(problem: Any, arch: Arch, sm_count: int) -> C:
+    def default_config(problem: Any, arch: base.Arch, sm_count: int) -> C:
         """That of the first plan; of none the class's own, of which its plan says what is wrong."""
         plans = search_space(problem, arch, sm_count)
         return plans[0].config if plans else kind()

@@ -6,12 +6,11 @@ of such kernels are in `cute_kernels.kernels.sm90.transposed`.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import flag, number
-from cute_kernels.plan.base import ITEMSIZE, reject, room_for_stages
+from cute_kernels.common.facts import fact, flag, number, text
+from cute_kernels.plan.base import reject, room_for_stages
 from cute_kernels.plan.tiles import FeatureTiles
 
 WARPGROUP_FEATURES = 64
@@ -58,8 +57,10 @@ class TransposedPlan(FeatureTiles):
         """Bytes of a streamed weight in a stage."""
         return 0 if self.resident else self.features * self.k_block_bytes * self.config.stage_blocks
 
-    staging_bytes = number(lambda self: self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype])
+    staging_bytes = number(lambda self: self.tile_rows * WARPGROUP_FEATURES * self.out_bytes)
     """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
+    part_blocks = fact(lambda self: (self.config.stage_blocks,))
+    """K blocks of a stage in each part of it that is an operand of its own."""
 
     def multiplies(self, block: int, step: int) -> bool:
         """Whether a step of ``mma_k_bytes`` of a K block of every stage is multiplied: one of zeros need not be."""
@@ -68,10 +69,8 @@ class TransposedPlan(FeatureTiles):
     tile_positions = number()
     """Neighbouring positions that a tile has of each of its images."""
 
-    @property
-    @abstractmethod
-    def rows_of_tiles(self) -> str:
-        """``"position"``: the rows of a tile are images at its positions; ``"flat"``: consecutive rows."""
+    rows_of_tiles = text()
+    """``"position"``: the rows of a tile are images at its positions; ``"flat"``: consecutive rows."""
 
     table_registers = number()
     """Table values of a thread for a tile."""
@@ -81,15 +80,10 @@ class TransposedPlan(FeatureTiles):
     ctas = number(lambda self: self.config.cluster)
 
     # ---- warps -----------------------------------------------------------------------------------------------------
-
     stage_ctas = number(lambda self: self.config.cluster)
     """CTAs that fill a stage of operands, and so wait for it to be free: those of the cluster, by multicast."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
-        return ("mma",) * (4 * self.config.warpgroups) + ("load", "idle", "idle", "idle")
-
+    roles = fact(lambda self: ("mma",) * (4 * self.config.warpgroups) + ("load", "idle", "idle", "idle"))
+    """Consumer warpgroups first, then the producer warpgroup, of which one warp loads."""
     load_warp = number(lambda self: 4 * self.config.warpgroups)
     consumer_registers = number(lambda self: CONSUMER_REGISTERS[self.config.warpgroups])
     producer_registers = number(lambda self: PRODUCER_REGISTERS[self.config.warpgroups])
@@ -101,7 +95,6 @@ class TransposedPlan(FeatureTiles):
     """
 
     # ---- registers -------------------------------------------------------------------------------------------------
-
     accumulator_registers = number(lambda self: self.tile_rows // 2)
     weight_registers = number(lambda self: self.k_blocks * BLOCK_REGISTERS if self.resident else 0)
     """Registers per thread of resident weight fragments."""
@@ -126,12 +119,8 @@ def check_registers(
 ) -> None:
     """Weight fragments, accumulators and addressing of a consumer thread, against what setmaxnreg gives it.
 
-    Args:
-        plan: to be checked.
-        name: the field that gives the rows of a tile.
-        rows: rows of a tile for each unit of it.
-        step: what it is a multiple of.
-        otherwise: name, value and nearest legal value to report where the weight alone is too much.
+    Reported is the field ``name``, a multiple of ``step`` with ``rows`` rows of a tile for each unit; where the weight
+    alone is too much, ``otherwise``: name, value and nearest legal value.
     """
 
     def fit(room: int) -> int:

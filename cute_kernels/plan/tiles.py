@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import ClassVar
 
-from cute_kernels.common.facts import flag, number
+from cute_kernels.common.facts import fact, flag, number
 from cute_kernels.plan.base import Plan
 
 CORE_COLUMNS = 8
@@ -42,7 +42,6 @@ class FeatureTiles(Plan):
 
 
 # --- what plans share whose tiles are images at neighbouring positions, or consecutive rows --------------------------
-
 
 class RowTiles(Plan):
     """In position order a tile is `tile_images` images at ``tile_positions`` positions; in flat order rows are rows."""
@@ -99,7 +98,6 @@ class TransposedRows(RowTiles):
 
 # --- clusters of CTA pairs, one warp role after the other, stages filled by both --------------------------------------
 
-
 class CtaPairs:
     """Mixin of plans whose CTAs work in pairs; the dense GEMM and the patch embed lay out a pair alike."""
 
@@ -113,12 +111,8 @@ class CtaPairs:
     """Pairs whose MMAs read what one CTA loads, its own among them."""
     clusters = number(lambda self: min(self.sm_count // self.ctas, self.tiles))
     """Persistent clusters: as many as the multiprocessors can hold, never more than there are tiles."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Role of each warp of a CTA, by hardware warp index."""
-        return ("load", "mma") + ("epilogue",) * self.epilogue_warps
-
+    roles = fact(lambda self: ("load", "mma") + ("epilogue",) * self.epilogue_warps)
+    """Role of each warp of a CTA, by hardware warp index."""
     b_stage_bytes = number(lambda self: self.config.tile_n // self.cta_group * self.k_block_bytes)
     """Each CTA holds its half of the columns."""
     stage_bytes = number(lambda self: self.a_stage_bytes + self.b_stage_bytes)

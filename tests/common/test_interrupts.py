@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, dsl, patch_embed
+from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed
 from cute_kernels.common import interrupts
 from cute_kernels.common.executors import Workers
+from cute_kernels.dsl import compiling
 from cute_kernels.emulator import Options, default_options
 from cute_kernels.emulator.programs import capture
 from cute_kernels.testing.ptx import aligned, module
@@ -143,7 +144,7 @@ def test_a_compilation_is_left_at_its_end(how: str, raises: type[BaseException],
 
     def once() -> None:
         if how == "of the package":
-            assert dsl.ptx(dsl.compile_function(call, (), "sm_90a"))
+            assert compiling.ptx(compiling.compile_function(call, (), "sm_90a"))
             return
         with capture("sm_90a") as session:
             call() if how == "called" else cute.compile(call)()

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import cute_kernels
-from cute_kernels import dsl
 from cute_kernels.commands import cli
 from cute_kernels.config import GemmProblem
 from cute_kernels.dsl import compiling
@@ -67,7 +66,7 @@ def test_it_brings_neither_cute_dsl_nor_the_rest_of_the_package() -> None:
 import sys
 import cute_kernels
 before = set(sys.modules)
-import cute_kernels.dsl
+from cute_kernels.dsl import compiling, host_code, linking, programs
 own = {name for name in set(sys.modules) - before if name.startswith("cute_kernels")}
 others = {name for name in own if not f"{name}.".startswith("cute_kernels.dsl.")}
 assert "cute_kernels.dsl" in own
@@ -86,10 +85,10 @@ def test_what_pip_allows_is_what_is_tested() -> None:
     """Read from the source: the metadata of an editable installation is as old as the installation."""
     text = (PACKAGE.parent / "pyproject.toml").read_text()
     ranges = re.findall(r'"nvidia-cutlass-dsl(?:\[cu13\])?([^"]*)"', text)
-    assert ranges == [f">={dsl.KERNEL_VERSIONS[0]},<={dsl.KERNEL_VERSIONS[-1]}"] * 2
-    for versions in (dsl.KERNEL_VERSIONS, dsl.EMULATOR_VERSIONS):
+    assert ranges == [f">={compiling.KERNEL_VERSIONS[0]},<={compiling.KERNEL_VERSIONS[-1]}"] * 2
+    for versions in (compiling.KERNEL_VERSIONS, compiling.EMULATOR_VERSIONS):
         assert list(versions) == sorted(set(versions), key=numbers)
-    assert set(dsl.KERNEL_VERSIONS) <= set(dsl.EMULATOR_VERSIONS)
+    assert set(compiling.KERNEL_VERSIONS) <= set(compiling.EMULATOR_VERSIONS)
 
 
 @pytest.fixture
@@ -113,32 +112,32 @@ PLAN = make_plan(GemmProblem(64, 64, 64), arch="sm_90a")
 @pytest.mark.parametrize("found", ["4.7.1", "4.8.2", "4.10.0", "5.0.0", "4.8.0.dev0"])
 def test_an_untested_version_is_refused_before_anything_is_compiled(version, monkeypatch, found: str) -> None:
     version(found)
-    monkeypatch.setattr(dsl, "compile_function", lambda *_: pytest.fail("reached"))
+    monkeypatch.setattr(compiling, "compile_function", lambda *_: pytest.fail("reached"))
     allowed = re.escape("4.8.0, 4.8.1: pip install 'nvidia-cutlass-dsl==4.8.1'")
     text = rf"nvidia-cutlass-dsl\) {re.escape(found)} is installed; allowed are the tested versions {allowed}"
     for emulated in (False, True):
-        with pytest.raises(dsl.UnsupportedVersion, match=text):
+        with pytest.raises(compiling.UnsupportedVersion, match=text):
             compile_module.compile_uncached(PLAN, emulated=emulated)
 
 
 def test_tested_versions_are_accepted(version) -> None:
-    for found in dsl.KERNEL_VERSIONS:
+    for found in compiling.KERNEL_VERSIONS:
         version(found)
-        dsl.require()
-    for found in dsl.EMULATOR_VERSIONS:
+        compiling.require()
+    for found in compiling.EMULATOR_VERSIONS:
         version(found)
-        dsl.require(dsl.EMULATOR_VERSIONS)
+        compiling.require(compiling.EMULATOR_VERSIONS)
 
 
 def test_a_version_that_is_tried(version, monkeypatch) -> None:
     """It alone, and only where the environment names it."""
     monkeypatch.setenv(compiling.UNTESTED, "4.9.0")
     version("4.9.0")
-    for versions in (dsl.KERNEL_VERSIONS, dsl.EMULATOR_VERSIONS):
-        dsl.require(versions)
+    for versions in (compiling.KERNEL_VERSIONS, compiling.EMULATOR_VERSIONS):
+        compiling.require(versions)
     version("4.9.1")
-    with pytest.raises(dsl.UnsupportedVersion, match=r"4\.9\.1 is installed"):
-        dsl.require()
+    with pytest.raises(compiling.UnsupportedVersion, match=r"4\.9\.1 is installed"):
+        compiling.require()
 
 
 @pytest.mark.parametrize("found, allowed", [("4.6.0", True), ("4.7.1", True), ("4.5.3", False), ("4.9.0", False)])
@@ -148,7 +147,7 @@ def test_the_emulator_takes_more_versions_than_the_kernels(version, found: str, 
         with host.recording_runtime():
             pass
         return
-    with pytest.raises(dsl.UnsupportedVersion, match=rf"{re.escape(found)} is installed; .*4\.6\.0, .*4\.8\.1"):
+    with pytest.raises(compiling.UnsupportedVersion, match=rf"{re.escape(found)} is installed; .*4\.6\.0, .*4\.8\.1"):
         with host.recording_runtime():
             pytest.fail("reached")
 
@@ -164,7 +163,7 @@ def test_kernels_are_named_in_every_version_that_the_emulator_takes() -> None:
         named.append((name, remove_cutlass_symbol, keep_mangled_name))
 
     for function in (before, since):
-        dsl.name_kernel(types.SimpleNamespace(set_name_prefix=function), "gemm")
+        compiling.name_kernel(types.SimpleNamespace(set_name_prefix=function), "gemm")
     assert named == [("gemm",), ("gemm", True, False)]
 
 
@@ -173,8 +172,8 @@ def test_parts_of_different_versions_are_refused(version, part: str) -> None:
     name = f"nvidia-cutlass-dsl-libs-{part}"
     version("4.7.0", name)
     text = rf"{name} 4\.7\.0 is installed beside CuTe DSL .*--force-reinstall"
-    with pytest.raises(dsl.UnsupportedVersion, match=text):
-        dsl.require()
+    with pytest.raises(compiling.UnsupportedVersion, match=text):
+        compiling.require()
 
 
 def test_missing_cute_dsl_is_named_with_what_to_install(monkeypatch) -> None:
@@ -185,8 +184,8 @@ def test_missing_cute_dsl_is_named_with_what_to_install(monkeypatch) -> None:
 
 def test_another_package_of_the_same_name_is_no_cute_dsl(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", types.ModuleType("cutlass"))
-    with pytest.raises(dsl.UnsupportedVersion, match="of unknown version is installed"):
-        dsl.require()
+    with pytest.raises(compiling.UnsupportedVersion, match="of unknown version is installed"):
+        compiling.require()
 
 
 def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, capsys, tmp_path) -> None:

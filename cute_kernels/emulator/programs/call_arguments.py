@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from cute_kernels import dsl
+from cute_kernels.dsl.programs import adapted, adapting_calls, c_pointers, is_constexpr, is_fake_tensor, is_tensor
 from cute_kernels.emulator.programs import compile_arguments
 from cute_kernels.emulator.programs.tensor_arguments import TensorArgument
 
@@ -37,9 +37,9 @@ def converting_calls(note: Callable[[dict[str, int]], None]) -> Iterator[None]:
     """Functions that are compiled inside for TVM-FFI or for fake tensors can be called inside as TVM-FFI calls them.
 
     Such a call raises TypeError for a wrong number or kind of arguments, ValueError for a value that does not fit.
-    ``note`` is as of `dsl.adapting_calls`.
+    ``note`` is as of `adapting_calls`.
     """
-    with dsl.adapting_calls(_remember, _convert, note):
+    with adapting_calls(_remember, _convert, note):
         yield
 
 
@@ -67,7 +67,7 @@ def _remember(args: tuple[object, ...], kwargs: dict[str, object], tvm_ffi: bool
 def _is_fake(example: object) -> bool:
     if isinstance(example, (tuple, list)):
         return any(map(_is_fake, example))
-    return dsl.is_fake_tensor(example) or compile_arguments.is_environment_stream(example)
+    return is_fake_tensor(example) or compile_arguments.is_environment_stream(example)
 
 
 def _convert(
@@ -94,10 +94,10 @@ class _Parts:
     """Parts of one parameter, one behind the other."""
 
     def __init__(self, parts: list[object]) -> None:
-        self.parts = [dsl.adapted(part) for part in parts]
+        self.parts = [adapted(part) for part in parts]
 
     def __c_pointers__(self) -> list[object]:
-        return [pointer for part in self.parts for pointer in dsl.c_pointers(part)]
+        return [pointer for part in self.parts for pointer in c_pointers(part)]
 
 
 def _argument(
@@ -123,10 +123,10 @@ def _argument(
     if compile_arguments.is_plain_dataclass(example):
         if type(value) is not type(example):
             raise TypeError(f"argument {name}: a {type(example).__name__} is needed; {value!r} is given")
-        fields = [field.name for field in dataclasses.fields(example) if not dsl.is_constexpr(field)]
+        fields = [field.name for field in dataclasses.fields(example) if not is_constexpr(field)]
         parts = ((getattr(value, f), getattr(example, f), f"{name}.{f}") for f in fields)
         return _Parts([_argument(v, e, n, symbols, nested) for v, e, n in parts])
-    if dsl.is_tensor(example) and isinstance(value, torch.Tensor):
+    if is_tensor(example) and isinstance(value, torch.Tensor):
         return TensorArgument(value, example, name, symbols)
     if example is None or nested and isinstance(example, (bool, int, float, str, type)):
         if value is not None and not (type(value) is type(example) and value == example):

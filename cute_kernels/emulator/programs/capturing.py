@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from cute_kernels import dsl
 from cute_kernels.common import forks, interrupts
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH, check_arch, runs
 from cute_kernels.common.files import NotWritten
+from cute_kernels.dsl.programs import compiling_for, context_initialisers
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.machine.launch.overlap import Finished, Snapshot
@@ -327,7 +327,7 @@ class Session:
         from cute_kernels.emulator.programs import call_arguments
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(dsl.compiling_for(self.arch, UnsupportedOperation, self._name_arguments))
+            stack.enter_context(compiling_for(self.arch, UnsupportedOperation, self._name_arguments))
             stack.enter_context(self._tensors.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
@@ -360,7 +360,7 @@ class Session:
 
         yield torch, "compile", _uncompiled
         yield torch.nn.Module, "compile", _leave_uncompiled
-        yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
+        yield torch.cuda, "CUDAGraph", type("CUDAGraph", (Graph,), {"session": session})
         yield torch.cuda, "graph", Graph.captured
         yield torch.cuda, "is_current_stream_capturing", lambda: session.graph is not None
         yield torch.cuda, "graph_pool_handle", lambda: NO_POOL
@@ -368,7 +368,7 @@ class Session:
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
         yield importlib.import_module("cutlass.cute.testing"), "benchmark", _run_once
         yield cutlass.utils, "HardwareInfo", lambda *_, **__: hardware_info(session.chip)
-        for module, name in dsl.context_initialisers():
+        for module, name in context_initialisers():
             yield module, name, lambda device=0: None
         yield from driver_answers(driver, runtime, session.chip)
         yield from answers(session.streams, driver, runtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import cutlass
 import cutlass.cute.runtime
@@ -11,7 +12,7 @@ import cutlass.torch
 import torch
 from cuda.bindings import driver
 
-from cute_kernels import dsl
+from cute_kernels.dsl.programs import is_pointer
 
 
 def dynamic_widths(tensor: cutlass.cute.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -37,7 +38,10 @@ def torch_dtype(tensor: cutlass.cute.Tensor) -> torch.dtype | None:
         return torch.float4_e2m1fn_x2
     if kind.width < 8 and kind.__name__ != "Boolean":
         return None
-    return cutlass.torch.dtype(kind)
+    # Programs register element types of their own with TVM-FFI, by the name of the type that they stand for.
+    converter = sys.modules.get("cutlass.cute._tvm_ffi_args_spec_converter")
+    registered = getattr(converter, "NumericToTVMFFIDtype", {}).get(kind, "")
+    return getattr(torch, registered, None) or cutlass.torch.dtype(kind)
 
 
 def is_symbol(value: object) -> bool:
@@ -62,7 +66,7 @@ def scalar(example: object, value: object) -> object:
         if plain % example.divisibility:
             raise ValueError(f"compiled for multiples of {example.divisibility}; {plain} is given")
         return (cutlass.Int32 if example.width == 32 else cutlass.Int64)(plain)
-    if dsl.is_pointer(example):
+    if is_pointer(example):
         return cutlass.cute.runtime.make_ptr(example.dtype, plain, example.memspace, example._assumed_align)
     if type(example) in (bool, int, float):
         if isinstance(plain, float) and type(example) is not float:

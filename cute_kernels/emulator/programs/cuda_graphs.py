@@ -25,11 +25,17 @@ class Session(Protocol):
 
 
 class Graph:
-    """A CUDA graph of kernel launches."""
+    """A CUDA graph of kernel launches; a program has a class of its own, with its ``session``."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.launches: list[CapturedLaunch] = []
+    session: Session
+    launches: list[CapturedLaunch]
+
+    def __new__(cls, *_: object, **__: object) -> Graph:
+        made = super().__new__(cls)
+        made.launches = []
+        return made
+
+    def __init__(self, keep_graph: bool = False) -> None: ...
 
     def capture_begin(self, *_: object, **__: object) -> None:
         """From here on launches are remembered instead of executed."""

@@ -12,7 +12,9 @@ only.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
+import functools
 import gc
 import types
 from collections import deque
@@ -21,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -199,6 +202,8 @@ class CudaOnHost(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not on_device or getattr(func, "__name__", "") in ("__dlpack__", "numpy", "__array__"):
             return result
+        if not any(isinstance(each, torch.Tensor) for each in tree_flatten(result)[0]):
+            return result  # as it is: a torch.Size stays one
         if getattr(func, "__name__", "") in _UNINITIALISED and type(result) is torch.Tensor and "out" not in kwargs:
             result.untyped_storage().fill_(self.new_byte)  # as `guarded_memory` says: two runs do not differ by it
         copies: dict[int, torch.UntypedStorage] = {}
@@ -217,9 +222,11 @@ class CudaOnHost(TorchFunctionMode):
         """
         if type(tensor) is torch.Tensor and tensor.requires_grad and tensor.is_leaf:
             return self.adopt(tensor.detach(), func, copies).requires_grad_()  # a view of a leaf would not be one
-        if tensor.layout is not torch.strided or not tensor.untyped_storage().nbytes():
+        if tensor.layout is not torch.strided:
             return _as_cuda(tensor)
         storage = tensor.untyped_storage()
+        if not storage.nbytes() or isinstance(tensor, FakeTensor):  # which has no memory
+            return _as_cuda(tensor)
         known = self._storages.get(storage.data_ptr())
         if known is None or known[0].expired():
             self.refuse(getattr(func, "__name__", str(func)))
@@ -298,6 +305,9 @@ class CudaOnHost(TorchFunctionMode):
             "manual_seed_all": torch.default_generator.manual_seed,
             "get_rng_state": lambda device=None: torch.default_generator.get_state(),
             "set_rng_state": lambda new_state, device=None: torch.default_generator.set_state(new_state),
+            "get_rng_state_all": lambda: [torch.default_generator.get_state()],
+            "set_rng_state_all": lambda new_states: torch.default_generator.set_state(*new_states),
+            "initial_seed": torch.default_generator.initial_seed,
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "device_count": lambda: 1,
@@ -415,6 +425,26 @@ def _cuda(
     return mode.move(tensor, DEVICE if device is None else device, tensor.dtype, False, {})
 
 
+def _deepcopy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
+    """copy.deepcopy, which torch leaves to subclasses."""
+    tensor, memo = args
+    if not mode.is_on_device(tensor) or not tensor.is_leaf or id(tensor) in memo:  # others with a history
+        return torch.Tensor.__deepcopy__(tensor, memo)
+    plain = tensor.detach().as_subclass(torch.Tensor).__deepcopy__(memo)
+    made = mode.adopt(plain, copies=memo.setdefault("storages on the device", {}))
+    made = memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+    made.__dict__ = copy.deepcopy(tensor.__dict__, memo)
+    return made
+
+
+def _product(mode: CudaOnHost, args: tuple, kwargs: dict, *, func: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """A product of matrices, whose result CUDA alone gives in another type: the operands are converted first."""
+    dtype = kwargs.pop("out_dtype", None)
+    if dtype is not None:
+        args = tree_map_only(torch.Tensor, lambda x: mode.move(x, None, dtype, False, {}), args)
+    return mode._run(func, args, kwargs)
+
+
 def _copy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
     if mode.is_on_device(args[0]):
         mode.refuse("copy_")
@@ -466,6 +496,8 @@ _HANDLERS: dict[Callable[..., object], Callable[[CudaOnHost, tuple, dict], objec
     torch.Tensor.record_stream: lambda mode, args, kwargs: None,
     torch.Tensor.get_device: lambda mode, args, kwargs: 0 if mode.is_on_device(args[0]) else -1,
     torch.Tensor.copy_: _copy,
+    **{func: functools.partial(_product, func=func) for func in (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)},
+    torch.Tensor.__deepcopy__: _deepcopy,
     torch._scaled_mm: _scaled_mm,
     torch.Tensor.__dlpack__: _dlpack,
     torch.Tensor.__dlpack_device__: lambda mode, args, kwargs: (

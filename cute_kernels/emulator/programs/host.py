@@ -23,9 +23,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cute_kernels import dsl
 from cute_kernels.common import interrupts
 from cute_kernels.common.chips import MOST_SMEM_BYTES
+from cute_kernels.dsl import host_code
 from cute_kernels.dsl.allocations import Allocations
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
@@ -48,7 +48,7 @@ def recording_runtime() -> Iterator[None]:
     The function must be compiled with ``--keep-ptx`` (the sizes of the kernel's parameters come from the PTX) and
     without TVM-FFI. `cute.compile` is not thread-safe; this does not change that.
     """
-    dsl.hook_runtime(_recording, _Recorder)
+    host_code.hook_runtime(_recording, _Recorder)
     outer = _recording()
     _LOCAL.recording = True
     try:
@@ -57,20 +57,20 @@ def recording_runtime() -> Iterator[None]:
         _LOCAL.recording = outer
 
 
-def load_object(code: bytes, prefix: str, ptx: str, allocations: Allocations) -> dsl.HostFunction:
+def load_object(code: bytes, prefix: str, ptx: str, allocations: Allocations) -> host_code.HostFunction:
     """A host function as `recording_runtime` has it compiled, from an object file: nothing is traced or compiled.
 
     Args:
-        code, prefix: as `dsl.export_object` made them.
+        code, prefix: as `host_code.export_object` made them.
         ptx, allocations: of the kernel.
 
     Raises:
-        LinkError: as `dsl.HostFunction`.
+        LinkError: as `host_code.HostFunction`.
     """
     symbols = _Symbols()
     recorder = _Recorder(symbols)
     recorder.ptx, recorder.allocations = ptx, (allocations,)
-    return dsl.HostFunction(code, prefix, symbols.addresses, recorder)
+    return host_code.HostFunction(code, prefix, symbols.addresses, recorder)
 
 
 class _Symbols:
@@ -151,7 +151,7 @@ def record(function: Callable[..., object], *arguments: object) -> CapturedLaunc
         EmulatorError: compiled for the real runtime or without ``--keep-ptx``, or not exactly one launch.
         UnsupportedPTX: a launch attribute that the emulator does not implement.
     """
-    if dsl.recorder_of(function) is None:
+    if host_code.recorder_of(function) is None:
         raise EmulatorError(f"{function!r} was not compiled under host.recording_runtime()")
     with capture() as launches:
         function(*arguments)
@@ -330,7 +330,7 @@ class _Recorder:
         for name, (function, (result, *parameters)) in entry_points.items():
             callback = ctypes.CFUNCTYPE(result, *parameters)(functools.partial(self._guarded, function))
             self._callbacks.append(callback)
-            dsl.register_symbol(engine, name, callback)
+            host_code.register_symbol(engine, name, callback)
 
     def call(self, function: Callable[..., object], *arguments: object) -> object:
         """Calls something of CuTe DSL that calls stand-ins; it sees their error codes only, the reason is kept here."""

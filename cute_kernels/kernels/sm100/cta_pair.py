@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -21,12 +22,8 @@ from cute_kernels.plan.base import Phase
 
 @cute.jit
 def begin(
-    plan: cutlass.Constexpr[Sm100Plan],
-    graph: cutlass.Constexpr[Graph],
-    warp: Int32,
-    barriers: cute.Pointer,
-    tmem_address: cute.Pointer,
-    atoms: tuple[cute.CopyAtom, ...],
+    plan: cutlass.Constexpr[Sm100Plan], graph: cutlass.Constexpr[Graph], warp: Int32, barriers: cute.Pointer,
+    tmem_address: cute.Pointer, atoms: tuple[cute.CopyAtom, ...]
 ) -> None:
     """Initialises barriers and allocates tensor memory; afterwards every thread of the cluster sees both."""
     if warp == plan.load_warp:
@@ -72,15 +69,7 @@ def cta_group(plan: Sm100Plan) -> tcgen05.CtaGroup:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a thread of a kernel is, and what its CTA has.
-
-    Attributes:
-        warp: of the CTA.
-        place: of the CTA in its cluster.
-        regions: of shared memory, as the plan lists them.
-        pipes: by edge name.
-        tmem_address: where the address of the CTA's tensor memory is.
-    """
+    """Where a thread of a kernel is, and its CTA's regions of shared memory, pipes, and address of tensor memory."""
 
     warp: Int32
     place: ClusterPlace
@@ -107,8 +96,16 @@ def tensor_memory(
     return cute.make_tensor(cute.arch.retrieve_tmem_ptr(dtype, 16, address), layout)
 
 
-# --- where a CTA is in a cluster of CTA pairs, and which other CTAs it shares operands with --------------------------
+def tmem_loads(accumulators: cute.Tensor, rows: int, width: int, thread: Int32) -> tuple[Any, cute.Tensor, cute.Shape]:
+    """A thread's load of ``width`` columns, its source ``[.., chunk, accumulator]``, and the shape of its registers."""
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), accumulators.element_type)
+    # (128 rows, width columns, 1, chunks, accumulators)
+    chunks = cute.flat_divide(accumulators[(None, None), 0, 0, None], (rows, width))
+    load = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0, 0]).get_slice(thread)
+    return load, load.partition_S(chunks), load.partition_D(cute.make_identity_tensor((rows, width))).shape
 
+
+# --- where a CTA is in a cluster of CTA pairs, and which other CTAs it shares operands with --------------------------
 
 PAIR = 0b11
 """CTA mask of the first pair of a cluster."""
@@ -183,7 +180,6 @@ def cluster_place(plan: Sm100Plan, cluster_rank: Int32) -> ClusterPlace:
 
 # --- signals of SM100a: tcgen05.commit to the CTAs of pairs, or to the one CTA, and arrivals at the leader -----------
 
-
 class Sm100Pipe(Pipe):
     def __init__(self, edge: Edge, full: cute.Pointer, empty: cute.Pointer | None, place: ClusterPlace) -> None:
         super().__init__(edge, full, empty)
@@ -229,7 +225,6 @@ def release_accumulator(pipe: Sm100Pipe, state: PipelineState, part: int = 0) ->
 
 # --- MMA warp of the leader CTA: operand stages -> accumulators in the tensor memory of both CTAs --------------------
 
-
 class IntegerMmaOp(tcgen05.MmaI8Op):
     """``tcgen05.mma.kind::i8`` of two K-major operands, which may differ in sign: `tcgen05.MmaI8Op` has one type."""
 
@@ -242,11 +237,8 @@ class IntegerMmaOp(tcgen05.MmaI8Op):
 
 
 def make_mma(
-    a: type,
-    b: type,
-    shape_mn: tuple[int, int],
-    group: tcgen05.CtaGroup,
-    a_source: tcgen05.OperandSource = tcgen05.OperandSource.SMEM,
+    a: type, b: type, shape_mn: tuple[int, int], group: tcgen05.CtaGroup,
+    a_source: tcgen05.OperandSource = tcgen05.OperandSource.SMEM
 ) -> cute.TiledMma:
     """The instruction of two K-major operands: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
     if issubclass(a, Integer):

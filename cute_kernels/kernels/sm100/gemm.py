@@ -19,30 +19,20 @@ import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import as_floats
 from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases, finish, multipliers
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import this_cluster
-from cute_kernels.kernels.sm100.cta_pair import (
-    ClusterPlace,
-    Mma,
-    Sm100Pipe,
-    end,
-    enter,
-    make_mma,
-    release_accumulator,
-    tensor_memory,
-)
+from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.kernels.tma import Tma, WarpStaging, load_operation, shared_tensor, warp_staging
 from cute_kernels.plan.base import LANES
 from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
 
 # --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------
-
 
 @dataclass(frozen=True)
 class GemmEpilogue:
@@ -62,9 +52,9 @@ class GemmEpilogue:
     accumulators: cute.Tensor
     staging: WarpStaging
     bias: cute.Tensor | None
-    accumulator: Sm100Pipe
+    accumulator: cta_pair.Sm100Pipe
     order: GroupedOrder
-    place: ClusterPlace
+    place: cta_pair.ClusterPlace
     warp: Int32
     addends: Addends
 
@@ -75,12 +65,8 @@ class GemmEpilogue:
         lane = cute.arch.lane_idx()
         quarter = self.warp % 4
 
-        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), self.accumulators.element_type)
-        # (128 rows, width columns, 1, chunks, accumulators)
-        chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
-        tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
-        source = tmem_load.partition_S(chunks)
-        fragment_shape = tmem_load.partition_D(cute.make_identity_tensor((plan.cta_m, width))).shape
+        thread = quarter * LANES + lane
+        tmem_load, source, fragment_shape = cta_pair.tmem_loads(self.accumulators, plan.cta_m, width, thread)
         row_chunks = self.staging.row_chunks(lane)
 
         state = self.accumulator.consumer_state()
@@ -107,16 +93,11 @@ class GemmEpilogue:
                     cute.copy(tmem_load, source[None, None, None, 0, column // width, index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(column + width == plan.config.tile_n):
-                        release_accumulator(self.accumulator, state, mma_tile)
+                        cta_pair.release_accumulator(self.accumulator, state, mma_tile)
                     values = finish(
-                        as_floats(cute.make_tensor(fragment.iterator, width)),
-                        bias,
-                        plan.problem.activation,
-                        dtype,
-                        scale=multipliers(row_factor, columns),
-                        residual=residual,
-                        out_factor=self.addends.out_factor,
-                        packed_f32=True,
+                        as_floats(cute.make_tensor(fragment.iterator, width)), bias, plan.problem.activation, dtype,
+                        scale=multipliers(row_factor, columns), residual=residual, out_factor=self.addends.out_factor,
+                        packed_f32=True
                     )
                     self.staging.write_row(values, row_chunks, buffer, part * width)
                 column_block = first_column // plan.store_columns + region
@@ -132,7 +113,6 @@ class GemmEpilogue:
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-
 class Sm100GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""
 
@@ -144,7 +124,7 @@ class Sm100GemmKernel(GemmHost):
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan = self.plan
-        tiled_mma = make_mma(self.dtype, self.b_dtype, self.tile_mnk[:2], tcgen05.CtaGroup.TWO)
+        tiled_mma = cta_pair.make_mma(self.dtype, self.b_dtype, self.tile_mnk[:2], tcgen05.CtaGroup.TWO)
         a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
         rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
         a_load, b_load = (load_operation(plan.pairs[i], tcgen05.CtaGroup.TWO) for i in (1, 0))
@@ -163,7 +143,7 @@ class Sm100GemmKernel(GemmHost):
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
-        frame = enter(plan, self.graph, (args.a.atom, args.b.atom, args.out.atom))
+        frame = cta_pair.enter(plan, self.graph, (args.a.atom, args.b.atom, args.out.atom))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         a_stages, b_stages, staging = frame.regions
 
@@ -174,7 +154,7 @@ class Sm100GemmKernel(GemmHost):
         b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
         count = plan.accumulators * plan.mma_tiles
         dtype = Int32 if plan.sums_integers else Float32
-        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, frame.tmem_address, dtype)
+        accumulators = cta_pair.tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, frame.tmem_address, dtype)
 
         if warp == plan.load_warp:
             mma = args.tiled_mma.get_slice(place.rank)
@@ -188,40 +168,23 @@ class Sm100GemmKernel(GemmHost):
             Load(rows, columns, pipes["operands"], order, args.k_blocks, place.leads).run()
         elif warp == plan.mma_warp:
             if place.leads:
-                Mma(
-                    tiled_mma=args.tiled_mma,
-                    row_fragments=args.tiled_mma.make_fragment_A(a_tensor),
-                    column_fragments=args.tiled_mma.make_fragment_B(b_tensor),
-                    accumulators=accumulators,
-                    operands=pipes["operands"],
-                    accumulator=pipes["accumulator"],
-                    order=order,
-                    k_blocks=args.k_blocks,
-                    mma_tiles=plan.mma_tiles,
+                cta_pair.Mma(
+                    tiled_mma=args.tiled_mma, row_fragments=args.tiled_mma.make_fragment_A(a_tensor),
+                    column_fragments=args.tiled_mma.make_fragment_B(b_tensor), accumulators=accumulators,
+                    operands=pipes["operands"], accumulator=pipes["accumulator"], order=order, k_blocks=args.k_blocks,
+                    mma_tiles=plan.mma_tiles
                 ).run()
         else:
             buffers = plan.config.store_stages
             ring = warp_staging(
-                staging,
-                first=(warp - plan.first_epilogue_warp) * buffers,
-                rows=plan.store_rows,
-                buffers=buffers,
-                out=args.out,
-                dtype=ELEMENT_TYPES[plan.problem.out_dtype],
-                row_bytes=plan.store_row_bytes,
+                staging, first=(warp - plan.first_epilogue_warp) * buffers, rows=plan.store_rows, buffers=buffers,
+                out=args.out, dtype=ELEMENT_TYPES[plan.problem.out_dtype], row_bytes=plan.store_row_bytes
             )
             GemmEpilogue(
-                plan=plan,
-                accumulators=accumulators,
-                staging=ring,
-                bias=args.bias,
-                accumulator=pipes["accumulator"],
-                order=order,
-                place=place,
-                warp=warp,
-                addends=args.addends.loaded(),
+                plan=plan, accumulators=accumulators, staging=ring, bias=args.bias, accumulator=pipes["accumulator"],
+                order=order, place=place, warp=warp, addends=args.addends.loaded()
             ).run()
-        end(plan, warp, accumulators)
+        cta_pair.end(plan, warp, accumulators)
 
 
-dsl.name_kernel(Sm100GemmKernel.kernel, "gemm_sm100a")
+compiling.name_kernel(Sm100GemmKernel.kernel, "gemm_sm100a")

@@ -13,10 +13,9 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.nvgpu import tcgen05
 
-from cute_kernels import dsl
-from cute_kernels.kernels import ptx
+from cute_kernels.dsl import compiling
+from cute_kernels.kernels import ptx, tma
 from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.host import RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
@@ -31,34 +30,17 @@ from cute_kernels.kernels.sm100.cta_pair import (
     make_mma,
     release_accumulator,
     tensor_memory,
+    tmem_loads,
 )
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
-from cute_kernels.kernels.tma import (
-    CHUNK_BYTES,
-    Tma,
-    WarpStaging,
-    k_major,
-    load_operation,
-    load_tma,
-    shared_tensor,
-    staging_layout,
-    store_tma,
-    warp_staging,
-)
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
 from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES, Sm100PatchEmbedPlan
 
 # --- which rows of the output a tile, a CTA and a warp have: consecutive ones, or images at positions ----------------
 
-
 @dataclass(frozen=True)
 class WarpRows:
-    """The 32 rows of a warp in one tile, at one position.
-
-    Attributes:
-        block: block of 32 images, in flat order of 32 rows.
-        position: of all of them, 0 in flat order; possibly beyond the last one.
-    """
+    """The 32 rows of a warp in a tile: a block of images at a position, possibly beyond the last, or rows."""
 
     block: Int32
     position: Int32
@@ -68,10 +50,7 @@ class WarpRows:
 class TileRows:
     """Rows of a tile: images run fastest, positions next; flat order has one position, whose images are the rows.
 
-    Attributes:
-        rank: which CTA of the pair.
-        images, positions: of the problem.
-        position_tiles: tiles along the positions, which run faster than those of images.
+    ``position_tiles`` are tiles along the positions, which run faster than those of images.
     """
 
     plan: Sm100PatchEmbedPlan
@@ -125,11 +104,7 @@ class TileRows:
 
 @dataclass(frozen=True)
 class RowsOperand(Operand):
-    """``x`` as this CTA loads it: TMA view ``[box, image block, k_block, position block]``.
-
-    Attributes:
-        rows: of the tiles.
-    """
+    """``x`` as this CTA loads it: TMA view ``[box, image block, k_block, position block]``."""
 
     rows: TileRows | None = None
 
@@ -139,7 +114,6 @@ class RowsOperand(Operand):
 
 # --- what an epilogue thread reads from global memory for its row: bias + position, and factors of the scale ---------
 
-
 FACTORS = 4
 """Factors of features in one load of 16 bytes."""
 
@@ -147,12 +121,7 @@ FACTORS = 4
 def table_view(
     plan: Sm100PatchEmbedPlan, pointer: cute.Pointer | None, rows: Int32, columns: Int32
 ) -> cute.Tensor | None:
-    """``[rows, columns]`` over the table of `Plan.table_shape`, both modes hierarchical unless it is row-major.
-
-    Args:
-        rows: rows of the table in memory.
-        columns: its columns, a multiple of a tile's.
-    """
+    """``[rows, columns]`` over the table of `Plan.table_shape`, both modes hierarchical unless it is row-major."""
     if pointer is None:
         return None
     if plan.config.table == "row_major":
@@ -169,13 +138,7 @@ def table_view(
 
 @dataclass(frozen=True)
 class TableReader:
-    """Reads the bias + position table, 16 bytes at a time.
-
-    Attributes:
-        table: view of `table_view`, or None.
-        rows: of the tiles.
-        table_rows: which row of the table a row of the output gets, in flat order.
-    """
+    """Reads the bias + position table, a view of `table_view` or None, 16 bytes at a time."""
 
     plan: Sm100PatchEmbedPlan
     table: cute.Tensor | None
@@ -225,11 +188,7 @@ class TableReader:
 
 @dataclass(frozen=True)
 class ScaleReader:
-    """The multipliers of a thread's row, and of its columns.
-
-    Attributes:
-        scales: dequantisation multipliers.
-    """
+    """The multipliers of a thread's row, and of its columns."""
 
     scales: Scales
 
@@ -273,18 +232,11 @@ BYTES = 2
 
 @dataclass(frozen=True)
 class Output:
-    """Where all warps of a CTA store.
-
-    Attributes:
-        staging: this CTA's staging area.
-        out: TMA store of a region, and its view ``[images, N, positions]``; where threads store that of the memory.
-        rows: of the tiles.
-        stamps: of the warp.
-    """
+    """Where all warps of a CTA store: by TMA, or by threads to the memory itself, ``[images, N, positions]``."""
 
     plan: Sm100PatchEmbedPlan
     staging: cute.Pointer
-    out: Tma | cute.Tensor
+    out: tma.Tma | cute.Tensor
     rows: TileRows
     stamps: Stamps = NO_STAMPS
 
@@ -295,40 +247,24 @@ class Output:
             return DirectStores(plan, self.out, self.rows, lane, self.stamps)
         if plan.config.store == "coalesced":
             pitch = plan.padded_row_bytes(columns)
-            base = self.staging + cute.assume(offset, divby=CHUNK_BYTES)
+            base = self.staging + cute.assume(offset, divby=tma.CHUNK_BYTES)
             return CoalescedStores(
-                plan=plan,
-                base=base,
-                pitch=pitch,
-                columns=columns,
-                out=self.out,
-                rows=self.rows,
-                lane=lane,
-                stamps=self.stamps,
+                plan=plan, base=base, pitch=pitch, columns=columns, out=self.out, rows=self.rows, lane=lane,
+                stamps=self.stamps
             )
-        ring = warp_staging(
-            self.staging,
-            first=offset // plan.store_region_bytes,
-            rows=LANES,
-            buffers=plan.store_buffers(columns),
-            out=self.out,
-            dtype=BFloat16,
+        ring = tma.warp_staging(
+            self.staging, first=offset // plan.store_region_bytes, rows=LANES, buffers=plan.store_buffers(columns),
+            out=self.out, dtype=BFloat16
         )
         return TmaStores(plan, ring, ring.row_chunks(lane), columns, self.stamps)
 
 
 @dataclass(frozen=True)
 class TmaStores:
-    """Swizzled regions of 64 columns, whose TMA stores are issued in groups.
-
-    Attributes:
-        ring: the warp's buffers.
-        row_chunks: where this thread's row of the first buffer keeps its chunks.
-        columns: of the warp.
-    """
+    """Swizzled regions of 64 columns, whose TMA stores are issued in groups; a thread has a row of the first buffer."""
 
     plan: Sm100PatchEmbedPlan
-    ring: WarpStaging
+    ring: tma.WarpStaging
     row_chunks: tuple[cute.Pointer, ...]
     columns: int
     stamps: Stamps
@@ -362,11 +298,7 @@ class TmaStores:
 class CoalescedStores:
     """Padded rows of staging: each thread writes its own row, then the warp reads row by row and stores it.
 
-    Attributes:
-        base: the warp's staging.
-        pitch: bytes from row to row.
-        columns: of the warp, ``columns / 32`` of which a lane reads of every row.
-        out: ``[images, N, positions]`` over the output.
+    Of every row, ``pitch`` bytes apart, a lane reads ``columns / 32``.
     """
 
     plan: Sm100PatchEmbedPlan
@@ -381,11 +313,11 @@ class CoalescedStores:
     @cute.jit
     def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
         self.stamps.mark(Phase.STAGING)
-        count = CHUNK_BYTES // BYTES
+        count = tma.CHUNK_BYTES // BYTES
         packed = cute.make_tensor(values.iterator, (count, cute.size(values) // count))
-        row = self.base + cute.assume(self.lane * self.pitch, divby=CHUNK_BYTES)
+        row = self.base + cute.assume(self.lane * self.pitch, divby=tma.CHUNK_BYTES)
         for i in cutlass.range_constexpr(cute.size(values) // count):
-            target = cute.recast_ptr(row + (column * BYTES + i * CHUNK_BYTES), dtype=BFloat16)
+            target = cute.recast_ptr(row + (column * BYTES + i * tma.CHUNK_BYTES), dtype=BFloat16)
             cute.autovec_copy(packed[None, i], cute.make_tensor(target, count))
 
     @cute.jit
@@ -402,7 +334,7 @@ class CoalescedStores:
             target = _element(self.out, rows.block * LANES, column, rows.position, count * BYTES)
             mine = self.base + cute.assume(self.lane * (count * BYTES), divby=count * BYTES)
             for i in cutlass.range(there, unroll=8):
-                staged = mine + cute.assume(i * self.pitch, divby=CHUNK_BYTES)
+                staged = mine + cute.assume(i * self.pitch, divby=tma.CHUNK_BYTES)
                 source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), count)
                 row = target + cute.assume(Int64(i) * self.out.stride[0], divby=count)
                 cute.autovec_copy(source, cute.make_tensor(row, count))
@@ -415,11 +347,7 @@ class CoalescedStores:
 
 @dataclass(frozen=True)
 class DirectStores:
-    """Every thread stores its own row, 32 bytes at a time.
-
-    Attributes:
-        out: ``[images, N, positions]`` over the output, N a multiple of 16.
-    """
+    """Every thread stores its own row of ``[images, N, positions]``, 32 bytes at a time; N is a multiple of 16."""
 
     plan: Sm100PatchEmbedPlan
     out: cute.Tensor
@@ -458,17 +386,9 @@ def _element(
 
 # --- epilogue warps: accumulators -> scale, bias + position, BF16 -> stores ------------------------------------------
 
-
 @dataclass(frozen=True)
 class Sm100PatchEmbedEpilogue:
-    """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
-
-    Attributes:
-        accumulators: tensor-memory view ``[.., accumulator]`` of this CTA's 128 rows.
-        output: where the warps store.
-        table, scales: what they read.
-        rows: of the tiles.
-    """
+    """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps."""
 
     plan: Sm100PatchEmbedPlan
     accumulators: cute.Tensor
@@ -501,12 +421,8 @@ class Sm100PatchEmbedEpilogue:
         lane = cute.arch.lane_idx()
         quarter = self.lane_quarter(warp)
 
-        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), self.accumulators.element_type)
-        # (128 rows, width columns, 1, chunks, accumulators)
-        chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
-        tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
-        source = tmem_load.partition_S(chunks)
-        fragment_shape = tmem_load.partition_D(cute.make_identity_tensor((plan.cta_m, width))).shape
+        thread = quarter * LANES + lane
+        tmem_load, source, fragment_shape = tmem_loads(self.accumulators, plan.cta_m, width, thread)
         stores = self.output.of_warp(columns, offset, lane)
 
         state = self.accumulator.consumer_state()
@@ -570,7 +486,6 @@ class Sm100PatchEmbedEpilogue:
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class DeviceArguments:
     """Arguments of the kernel from the host function: TMA copies, layouts, table, scale and sizes.
@@ -579,12 +494,12 @@ class DeviceArguments:
     """
 
     tiled_mma: cute.TiledMma
-    x: Tma
+    x: tma.Tma
     x_layout: cute.ComposedLayout
     x_boxes: cute.ComposedLayout
-    weight: Tma
+    weight: tma.Tma
     weight_layout: cute.ComposedLayout
-    out: Tma | cute.Tensor
+    out: tma.Tma | cute.Tensor
     table: cute.Tensor | None
     table_index: cute.Tensor | None
     table_rows: Int32
@@ -613,21 +528,21 @@ class Sm100PatchEmbedKernel(RowsHost):
         group, box = cta_group(plan), self._x_box()
         block = cute.slice_(weight_layout, (None, None, None, 0))
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
+            tma.load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
         )
         out = o.out
         if config.store == "tma":
             region = (LANES, plan.store_columns)
-            out = store_tma(out, staging_layout(*region), region)
+            out = tma.store_tma(out, tma.staging_layout(*region), region)
         n_tiles = cute.ceil_div(o.n, plan.tile_n)
         height = o.table_rows + int(plan.problem.table_index)
         position_tiles = cute.ceil_div(o.positions, config.tile_positions)
         return DeviceArguments(
             tiled_mma=tiled_mma,
-            x=load_tma(o.x, k_major(self.element, box, 1), box, 1, group),
+            x=tma.load_tma(o.x, tma.k_major(self.element, box, 1), box, 1, group),
             x_layout=x_layout,
-            x_boxes=k_major(self.element, box, config.stages),
-            weight=Tma(*weight_tma),
+            x_boxes=tma.k_major(self.element, box, config.stages),
+            weight=tma.Tma(*weight_tma),
             weight_layout=weight_layout,
             out=out,
             table=table_view(plan, o.table, height, n_tiles * plan.tile_n),
@@ -651,15 +566,15 @@ class Sm100PatchEmbedKernel(RowsHost):
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
         copies = (args.x, args.weight, args.out)
-        frame = enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, Tma)))
+        frame = enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, tma.Tma)))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         x_stages, weight_stages, staging = frame.regions
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         rows = TileRows(plan, place.rank, args.images, args.positions, args.position_tiles)
         order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, *this_cluster(plan), plan.config.snake)
-        x_tensor = shared_tensor(x_stages, args.x_layout, self.element)
-        weight_tensor = shared_tensor(weight_stages, args.weight_layout, self.weight_element)
+        x_tensor = tma.shared_tensor(x_stages, args.x_layout, self.element)
+        weight_tensor = tma.shared_tensor(weight_stages, args.weight_layout, self.weight_element)
         accumulators = tensor_memory(
             args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, frame.tmem_address, self.accumulator
         )
@@ -685,17 +600,12 @@ class Sm100PatchEmbedKernel(RowsHost):
         end(plan, warp, accumulators)
 
     def _load(
-        self,
-        args: DeviceArguments,
-        memory: tuple[cute.Pointer, cute.Tensor],
-        pipe: Sm100Pipe,
-        order: SnakeOrder,
-        rows: TileRows,
-        place: ClusterPlace,
+        self, args: DeviceArguments, memory: tuple[cute.Pointer, cute.Tensor], pipe: Sm100Pipe, order: SnakeOrder,
+        rows: TileRows, place: ClusterPlace
     ) -> Load:
         plan = self.plan
         boxes = cute.local_tile(args.x.view, self._x_box(), (None, None, None))
-        stages = shared_tensor(memory[0], args.x_boxes, self.element)
+        stages = tma.shared_tensor(memory[0], args.x_boxes, self.element)
         x = tma_operand(args.x.atom, boxes, stages, 3)
         weight = cute.local_tile(args.weight.view, (plan.tile_n, plan.tile_k), (None, None))
         weight = args.tiled_mma.get_slice(rows.rank).partition_B(weight)
@@ -704,29 +614,19 @@ class Sm100PatchEmbedKernel(RowsHost):
         return Load(x, columns, pipe, order, args.k_blocks, place.leads)
 
     def _epilogue(
-        self,
-        args: DeviceArguments,
-        accumulators: cute.Tensor,
-        staging: cute.Pointer,
-        pipe: Sm100Pipe,
-        order: SnakeOrder,
-        rows: TileRows,
+        self, args: DeviceArguments, accumulators: cute.Tensor, staging: cute.Pointer, pipe: Sm100Pipe,
+        order: SnakeOrder, rows: TileRows
     ) -> Sm100PatchEmbedEpilogue:
         plan = self.plan
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
         return Sm100PatchEmbedEpilogue(
-            plan=plan,
-            accumulators=accumulators,
-            output=Output(plan, staging, args.out, rows, pipe.stamps),
-            table=TableReader(plan, args.table, rows, table_rows),
-            scales=ScaleReader(args.scales.loaded()),
-            accumulator=pipe,
-            order=order,
-            rows=rows,
+            plan=plan, accumulators=accumulators, output=Output(plan, staging, args.out, rows, pipe.stamps),
+            table=TableReader(plan, args.table, rows, table_rows), scales=ScaleReader(args.scales.loaded()),
+            accumulator=pipe, order=order, rows=rows
         )
 
 
-dsl.name_kernel(Sm100PatchEmbedKernel.kernel, "patch_embed_sm100a")
+compiling.name_kernel(Sm100PatchEmbedKernel.kernel, "patch_embed_sm100a")
 
 
 @cute.jit

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, Operands
 from cute_kernels.kernels.pipes import Pipe
@@ -43,7 +43,6 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- strips of images as the N operand of tcgen05.mma, where they land -----------------------------------------------
 
-
 @dataclass(frozen=True)
 class Strips:
     """Operand stages that begin at ``strips`` in shared memory."""
@@ -55,12 +54,12 @@ class Strips:
         """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's patches of an MMA tile."""
         plan = self.plan
         count, first = columns // plan.cta_group, first // plan.cta_group
-        if plan.pixel_bytes == 2:
+        if plan.in_bytes == 2:
             rows, blocks = STRIP_PATCH * plan.cta_patches, plan.ring_blocks
             layout = cute.make_layout(
                 ((count, STRIP_PATCH), 1, MMA_STEPS, blocks), stride=((STRIP_PATCH, 1), 0, rows, MMA_STEPS * rows)
             )
-            strips = self.strips + plan.pixel_bytes * STRIP_PATCH * first
+            strips = self.strips + plan.in_bytes * STRIP_PATCH * first
             strips = cute.recast_ptr(strips, row_swizzle(plan.row_parts[0]), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
             return tiled_mma.make_fragment_B(cute.make_tensor(strips, layout))
         whole = operand_layout(plan, plan.row_parts[0])
@@ -73,7 +72,6 @@ class Strips:
 
 
 # --- epilogue warps: sums -> FP32, scale, bias + position, rounding -> transposed staging -> TMA stores --------------
-
 
 BLOCKS = LANES // BLOCK_FEATURES
 """Blocks of 16 features of an epilogue warp."""
@@ -117,13 +115,8 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
 
     @cute.jit
     def finish(
-        self,
-        sums: cute.Tensor,
-        registers: cute.Tensor | None,
-        held: Int32,
-        row: cutlass.Constexpr[int],
-        row_block: Int32,
-        position: Int32,
+        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: cutlass.Constexpr[int],
+        row_block: Int32, position: Int32
     ) -> cute.Tensor:
         values = cute.make_rmem_tensor((2, MATRICES), Float32)
         for i in cutlass.range_constexpr(MATRICES):
@@ -155,7 +148,6 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-
 class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 
@@ -178,12 +170,8 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         return images_order(self.plan, args, first, step)
 
     def load(
-        self,
-        args: StripsArguments,
-        stages: cute.Pointer,
-        pipe: Pipe,
-        order: ImageOrder | PositionOrder,
-        place: ClusterPlace,
+        self, args: StripsArguments, stages: cute.Pointer, pipe: Pipe, order: ImageOrder | PositionOrder,
+        place: ClusterPlace
     ) -> StripLoad:
         plan = self.plan
         return StripLoad(
@@ -218,4 +206,4 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         return Sm100ImagesEpilogue(**vars(drain), table=args.table, scales=scales, row_tiles=args.row_tiles)
 
 
-dsl.name_kernel(Sm100ImagesKernel.kernel, "patch_embed_images_sm100a")
+compiling.name_kernel(Sm100ImagesKernel.kernel, "patch_embed_images_sm100a")

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
@@ -28,7 +28,6 @@ from cute_kernels.plan.base import LANES
 from cute_kernels.plan.patch_embed_resident import Sm100ResidentPlan
 
 # --- rows of ``x`` as the N operand of tcgen05.mma: how TMA fills a stage, and how MMAs read it ----------------------
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -60,14 +59,7 @@ def rows_box(plan: Sm100ResidentPlan) -> tuple[int, int, int]:
 
 
 def rows_operand(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer, rank: Int32) -> Operand:
-    """``x`` as this CTA loads it: ``[box, row block, k_block, position block]`` to ``[box, block]``.
-
-    Args:
-        plan: what is loaded.
-        tma: atom, and TMA view ``[images, K, positions]`` of ``x``.
-        stages: buffers in shared memory.
-        rank: which CTA of the pair.
-    """
+    """``x`` as this CTA loads it: ``[box, row block, k_block, position block]`` to ``[box, block]``."""
     box, element = rows_box(plan), element_type(plan)
     boxes = shared_tensor(stages, k_major(element, box, plan.ring_blocks), element)
     rows = cute.local_tile(tma.view, box, (None, None, None))
@@ -75,7 +67,6 @@ def rows_operand(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer, rank: 
 
 
 # --- epilogue warps: sums of rows -> scale, bias + position, BF16 -> transposed staging -> TMA stores ----------------
-
 
 @dataclass(frozen=True)
 class Sm100ResidentEpilogue(TransposedEpilogue):
@@ -114,13 +105,8 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
 
     @cute.jit
     def finish(
-        self,
-        sums: cute.Tensor,
-        registers: cute.Tensor | None,
-        held: Int32,
-        row: cutlass.Constexpr[int],
-        row_block: Int32,
-        position: Int32,
+        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: cutlass.Constexpr[int],
+        row_block: Int32, position: Int32
     ) -> cute.Tensor:
         plan = self.plan
         values = cute.make_rmem_tensor(2 * MATRICES, Float32)
@@ -198,7 +184,6 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-
 class Sm100ResidentKernel(RowsHost, TransposedKernel):
     """Host entry and kernel for one plan. Blocks of K are compiled in."""
 
@@ -234,12 +219,8 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
     ) -> RowsLoad:
         plan = self.plan
         return RowsLoad(
-            x=rows_operand(plan, args.x, stages, place.rank),
-            operands=pipe,
-            order=order,
-            tile_stages=plan.tile_stages,
-            stage_blocks=plan.config.stage_blocks,
-            announces=place.leads,
+            x=rows_operand(plan, args.x, stages, place.rank), operands=pipe, order=order, tile_stages=plan.tile_stages,
+            stage_blocks=plan.config.stage_blocks, announces=place.leads
         )
 
     def operand(self, stages: cute.Pointer) -> Rows:
@@ -254,4 +235,4 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
         return Sm100ResidentEpilogue(**vars(drain), table=args.table, table_rows=rows, scales=scales, features=features)
 
 
-dsl.name_kernel(Sm100ResidentKernel.kernel, "patch_embed_resident_sm100a")
+compiling.name_kernel(Sm100ResidentKernel.kernel, "patch_embed_resident_sm100a")

@@ -49,7 +49,6 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- the instruction of the transposed product, and its accumulators in tensor memory --------------------------------
 
-
 LANE_STRIDE = 1 << 16
 """Tensor-memory addresses have the lane in their upper half."""
 
@@ -68,19 +67,15 @@ def transposed_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
 
 def mma_accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cute.Tensor, ...]:
     """Tensor-memory view ``[.., accumulator]`` of each MMA tile."""
-    return tuple(_accumulators(plan, tmem, first, columns) for first, columns in plan.mma_spans)
-
-
-def _accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer, first: int, columns: int) -> cute.Tensor:
-    shape = ((plan.lanes, columns), 1, 1, plan.config.accumulators)
-    return cute.make_tensor(
-        cute.recast_ptr(tmem + first, dtype=accumulator_type(plan)),
-        cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, plan.columns)),
-    )
+    accumulators = []
+    for first, columns in plan.mma_spans:
+        shape = ((plan.lanes, columns), 1, 1, plan.config.accumulators)
+        layout = cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, plan.columns))
+        accumulators.append(cute.make_tensor(cute.recast_ptr(tmem + first, dtype=accumulator_type(plan)), layout))
+    return tuple(accumulators)
 
 
 # --- the weight of a CTA's features where it stays for the whole launch: tensor memory, or shared memory -------------
-
 
 _FILL_COLUMNS = 32
 """Columns of tensor memory that one tcgen05.st of a warp writes, from as many registers."""
@@ -88,27 +83,14 @@ _FILL_COLUMNS = 32
 
 # ---- tensor memory --------------------------------------------------------------------------------------------------
 
-
 @cute.jit
 def fill_tensor_memory(
-    plan: cutlass.Constexpr[Sm100TransposedPlan],
-    weight: cute.Tensor,
-    tmem: cute.Pointer,
-    n_tile: Int32,
-    thread: Int32,
-    pipe: Sm100Pipe,
+    plan: cutlass.Constexpr[Sm100TransposedPlan], weight: cute.Tensor, tmem: cute.Pointer, n_tile: Int32, thread: Int32,
+    pipe: Sm100Pipe
 ) -> None:
     """Epilogue warp: writes the weight of its features, K-major, four bytes to a column; and says so.
 
     Lanes beyond the last feature get the weight of that one: TMA clips what is computed of it.
-
-    Args:
-        plan: says where.
-        weight: ``[N, K]`` in global memory.
-        tmem: the columns of the weight.
-        n_tile: which features of the weight.
-        thread: lane of tensor memory.
-        pipe: of the weight.
     """
     columns = plan.weight_columns
     memory = cute.make_tensor(tmem, cute.make_layout((plan.lanes, columns), stride=(LANE_STRIDE, 1)))
@@ -157,16 +139,12 @@ def _load_words(words: cute.Tensor, chunk: Int32, registers: cute.Tensor) -> Non
 
 @dsl_user_op
 def _signed_tensor(pointer: cute.Pointer, layout: cute.Layout, *, loc=None) -> cute.Tensor:
-    """Tensor-memory view of si8, as an integer MMA wants it. Elements of ``Int8`` are i8, which it refuses.
-
-    CuTe DSL 4.8.1 has no public way to them.
-    """
+    """Tensor-memory view of si8, as integer MMAs want it: ``Int8`` is i8, and CuTe DSL 4.8.1 has no public way."""
     kind = cute_ir.PtrType.get(mlir_types.si8(), cute_ir.AddressSpace.tmem, 16)
     return cute.make_tensor(cute_ir.recast_iter(kind, pointer.value, loc=loc), layout, loc=loc)
 
 
 # ---- shared memory --------------------------------------------------------------------------------------------------
-
 
 def smem_layout(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma) -> cute.ComposedLayout:
     """``[.., K block]``, SWIZZLE_128B."""
@@ -198,16 +176,7 @@ def _weight_type(plan: Sm100TransposedPlan) -> type:
 def weight_load(
     plan: Sm100TransposedPlan, tma: Tma, stages: cute.Pointer, pipe: Sm100Pipe, group: Int32, place: ClusterPlace
 ) -> WeightLoad:
-    """The load of this CTA's part of the weight.
-
-    Args:
-        plan: what is loaded.
-        tma: of `smem_tma`.
-        stages: the weight in shared memory.
-        pipe: of the weight.
-        group: of features, of this cluster.
-        place: of this CTA.
-    """
+    """The load of this CTA's part of the weight into ``stages``, by the copy of `smem_tma`; ``group``: of features."""
     tiled_mma = transposed_mma(plan, plan.mma_spans[0][1])
     tile_m, _, tile_k = _tile(plan)
     boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma.view, (tile_m, tile_k), (None, None)))
@@ -217,7 +186,6 @@ def weight_load(
 
 
 # ---- the operand of the MMAs ----------------------------------------------------------------------------------------
-
 
 def weight_fragments(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, place: cute.Pointer) -> cute.Tensor:
     """The A operand ``[.., k step]`` in the memory in which it stays; ``place`` is where it begins there."""
@@ -232,7 +200,6 @@ def weight_fragments(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, place:
 
 # --- MMA warp of the leader CTA: rows of ``x`` and the resident weight -> accumulators -------------------------------
 
-
 class RowsOperand(Protocol):
     """The N operand as it lies in shared memory."""
 
@@ -245,13 +212,7 @@ class Mma:
     """Issues the MMAs of every tile of this cluster, MMA tile by MMA tile.
 
     All of a tile read the same stages: the first waits for them, the last frees them. While one is multiplied, the
-    epilogue drains the one before.
-
-    Attributes:
-        rows: operand stages in shared memory.
-        weight: where it begins, in shared or in tensor memory.
-        accumulators: of each MMA tile, tensor-memory view ``[.., accumulator]``.
-        weight_ready: pipe of the weight, filled once.
+    epilogue drains the one before. ``weight`` is where it begins, in shared or in tensor memory.
     """
 
     plan: Sm100TransposedPlan
@@ -306,7 +267,6 @@ class Mma:
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 class WeightArguments(Protocol):
     """The weight in every kernel's arguments: ``[N, K]`` in memory, or its load into shared memory."""
@@ -383,14 +343,9 @@ class TransposedKernel:
             if place.leads:
                 resident = weight if plan.config.weight == "smem" else tmem + plan.weight_column
                 Mma(
-                    plan=plan,
-                    rows=self.operand(stages),
-                    weight=resident,
-                    accumulators=accumulators,
-                    operands=pipes["operands"],
-                    accumulator=pipes["accumulator"],
-                    weight_ready=pipes["weight"],
-                    order=order,
+                    plan=plan, rows=self.operand(stages), weight=resident, accumulators=accumulators,
+                    operands=pipes["operands"], accumulator=pipes["accumulator"], weight_ready=pipes["weight"],
+                    order=order
                 ).run()
         else:
             n_tile = group * plan.ctas + place.rank
@@ -401,13 +356,8 @@ class TransposedKernel:
             block = n_tile * plan.epilogue_warps + quarter
             buffer = transposed_staging(plan, staging, self.staging_layout(), args.out, self.out_box, quarter)
             drain = TransposedEpilogue(
-                plan=plan,
-                accumulators=accumulators,
-                staging=buffer,
-                accumulator=pipes["accumulator"],
-                order=order,
-                feature_block=block,
-                quarter=quarter,
+                plan=plan, accumulators=accumulators, staging=buffer, accumulator=pipes["accumulator"], order=order,
+                feature_block=block, quarter=quarter
             )
             self.epilogue(args, drain).run()
 
@@ -416,7 +366,6 @@ class TransposedKernel:
 
 
 # --- a warp's staging buffer: its 32 or 16 features x the rows of a tile, transposed on their way to TMA -------------
-
 
 _MATRIX_FEATURES = 8
 """Features of a matrix of stmatrix, 16 bytes of a row."""
@@ -433,15 +382,10 @@ def transposed_layout(box: tuple[int, ...], strides: tuple[int, ...], features: 
 
 @dataclass(frozen=True)
 class TransposedStaging(StagingBuffer):
-    """The buffer of a warp, of rows of features, which begins on 512 bytes, the period of SWIZZLE_64B.
+    """The buffer of a warp, of rows of 32 or 16 features, which begins on 512 bytes, the period of SWIZZLE_64B.
 
     A thread holds features ``lane / 4 + 8 i``, and of every 8 rows two neighbouring ones (PTX ISA, tcgen05.ld
     .16x256b). stmatrix with ``.trans`` turns that into rows of features.
-
-    Attributes:
-        lane: of the warp.
-        dtype: of the output, 16 bits.
-        features: of a row: 32 or 16.
     """
 
     lane: Int32
@@ -485,23 +429,10 @@ class TransposedStaging(StagingBuffer):
 
 
 def transposed_staging(
-    plan: Sm100TransposedPlan,
-    storage: cute.Pointer,
-    layout: cute.ComposedLayout,
-    out: Tma,
-    box: tuple[int, ...],
-    quarter: Int32,
+    plan: Sm100TransposedPlan, storage: cute.Pointer, layout: cute.ComposedLayout, out: Tma, box: tuple[int, ...],
+    quarter: Int32
 ) -> TransposedStaging:
-    """The buffer of the warp that drains a quarter of the lanes.
-
-    Args:
-        plan: says how large it is.
-        storage: staging of the CTA.
-        layout: of `transposed_layout`.
-        out: TMA store made with that layout, and its view of the output.
-        box: what is stored at once.
-        quarter: which warp.
-    """
+    """The buffer of the warp that drains a quarter of the lanes, in the layout that ``out`` was made with."""
     dtype = ELEMENT_TYPES[plan.problem.out_dtype]
     buffer = storage + cute.assume(quarter * plan.staging_bytes, divby=512)
     own = staging_buffer(buffer, layout, dtype, out, box)
@@ -509,7 +440,6 @@ def transposed_staging(
 
 
 # --- epilogue warps: the loop that drains accumulators of 32 features each, MMA tile by MMA tile ---------------------
-
 
 MATRICES = LANES // 8
 """Blocks of 8 features in the lanes of a warp: a thread has one feature of each, ``lane / 4 + 8 i``."""
@@ -543,12 +473,7 @@ class TransposedEpilogue:
 
     @abstractmethod
     def fetch(self, registers: cute.Tensor | None, row_block: Int32, position: Int32, held: Int32) -> Int32:
-        """Before a tile: loads what the registers do not hold yet.
-
-        Args:
-            registers: to be filled.
-            row_block, position: what the tile order gives.
-            held: what was returned for the tile before, -1 at first.
+        """Before a tile: loads what the registers do not hold yet, for what `held` is of the tile before, -1 at first.
 
         Returns:
             A number for `finish` and for the next tile.
@@ -560,11 +485,7 @@ class TransposedEpilogue:
     ) -> cute.Tensor:
         """Rounded values of a warp's features x 8 rows, matrix by matrix of stmatrix: ``[2 rows, 4 features]``.
 
-        Args:
-            sums: ``[2 rows, +8 features, +16 features]``.
-            registers, held: as filled and returned by `fetch`.
-            row: of the tile, the first of the 8.
-            row_block, position: what the tile order gives.
+        Of ``sums`` ``[2 rows, +8 features, +16 features]``, from a row of the tile on, with what `fetch` filled.
         """
 
     @abstractmethod

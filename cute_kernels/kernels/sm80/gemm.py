@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels.gemm import Addends, bias_view, biases, finish, gemm_addends, multipliers, row_pitch
 from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
 from cute_kernels.kernels.sm80.epilogue import (
@@ -61,7 +61,10 @@ class GemmTiles:
         """Rows of ``a`` and of ``b``."""
         plan, k_bytes = self.plan, self.k_bytes
         row, column, batch = self._place(tile)
-        a, b = (_of_batch(p, batch, rows, k_bytes) for p, rows in ((self.a, self.m), (self.b, self.n)))
+        a, b = (
+            pointer.toint() + Int64(batch) * Int64(rows) * Int64(k_bytes)
+            for pointer, rows in ((self.a, self.m), (self.b, self.n))
+        )
         return (
             rows_load(plan, a, row, self.m, k_bytes, of_b=False, part=self._slice(tile)),
             rows_load(plan, b, column, self.n, k_bytes, of_b=True, part=self._slice(tile)),
@@ -168,18 +171,8 @@ class Sm80GemmKernel(Host):
     def __call__(self, o: Operands, stream: Any) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         tiles = GemmTiles(
-            plan=self.plan,
-            a=o.a,
-            b=o.b,
-            bias=o.bias,
-            addends=gemm_addends(self.plan, o),
-            out=o.out,
-            arrivals=o.arrivals,
-            partials=o.partials,
-            m=o.m,
-            n=o.n,
-            k=o.k,
-            batches=o.batches,
+            plan=self.plan, a=o.a, b=o.b, bias=o.bias, addends=gemm_addends(self.plan, o), out=o.out,
+            arrivals=o.arrivals, partials=o.partials, m=o.m, n=o.n, k=o.k, batches=o.batches
         )
         launch(self.kernel(tiles), self.plan, o.clusters, stream)
 
@@ -196,8 +189,4 @@ def _by_vectors(sums: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(sums.iterator, (4, cute.size(sums) // 4))
 
 
-def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) -> Int64:
-    return pointer.toint() + Int64(batch) * Int64(rows) * Int64(k_bytes)
-
-
-dsl.name_kernel(Sm80GemmKernel.kernel, "gemm_sm80")
+compiling.name_kernel(Sm80GemmKernel.kernel, "gemm_sm80")

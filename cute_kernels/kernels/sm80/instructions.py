@@ -32,14 +32,8 @@ def accumulator_type(multiplied: str) -> type:
 def _asm(result: Any, text: str, constraints: str, arguments: Sequence[Any], effects: bool, loc: Any) -> Any:
     values = [a.ir_value(loc=loc) if hasattr(a, "ir_value") else a for a in arguments]
     return llvm.inline_asm(
-        result,
-        values,
-        text,
-        constraints,
-        has_side_effects=effects,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
+        result, values, text, constraints, has_side_effects=effects, is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc
     )
 
 

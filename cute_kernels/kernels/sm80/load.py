@@ -77,12 +77,9 @@ class RowsLoad:
     """Copies ``tile_rows`` rows of a matrix ``[rows, K]``, this thread one piece of every `Sm80Plan.pass_rows`.
 
     Attributes:
-        source: address of this thread's piece in its first row and the first block of K.
-        target: where it goes in a stage.
+        source, target: address of this thread's first piece, and where it goes in a stage.
+        rows, bytes_left: that the matrix and a row have from there on; beyond them there are zeros.
         pitch: bytes from row to row.
-        rows: that the matrix has from this thread's first one on.
-        bytes_left: of a row from this thread's first piece on; beyond them there are zeros.
-        tile_rows: of the operand.
         key: of a row, as `key_of_row`.
     """
 
@@ -123,14 +120,8 @@ class RowsLoad:
 
 
 def rows_load(
-    plan: Sm80Plan,
-    matrix: cute.Pointer | Int64,
-    first: Int32,
-    rows: Int32,
-    k_bytes: Int32,
-    *,
-    of_b: bool,
-    part: tuple[Int32, Int32] | None = None,
+    plan: Sm80Plan, matrix: cute.Pointer | Int64, first: Int32, rows: Int32, k_bytes: Int32, *, of_b: bool,
+    part: tuple[Int32, Int32] | None = None
 ) -> RowsLoad:
     """The load of A's rows, or of B's, from row ``first`` on of a matrix of ``rows`` rows of ``k_bytes`` bytes.
 
@@ -149,11 +140,11 @@ def rows_load(
     offset = c.tile_m * c.row_bytes if of_b and not plan.keeps_b else 0
     return RowsLoad(
         plan,
-        address + Int64(first + row) * pitch + Int64(inside),
-        offset + row * c.row_bytes + ((chunk ^ key(row)) * 16),
-        pitch,
-        rows - first - row,
-        end - inside,
-        c.tile_n if of_b else c.tile_m,
-        key,
+        source=address + Int64(first + row) * pitch + Int64(inside),
+        target=offset + row * c.row_bytes + ((chunk ^ key(row)) * 16),
+        pitch=pitch,
+        rows=rows - first - row,
+        bytes_left=end - inside,
+        tile_rows=c.tile_n if of_b else c.tile_m,
+        key=key,
     )

@@ -30,12 +30,7 @@ from cute_kernels.plan.sm80 import STEP_BYTES, Sm80Plan
 
 @dataclass(frozen=True)
 class Warp:
-    """Where a warp and its lanes are in a tile.
-
-    Attributes:
-        lane: of the warp.
-        row, column: of the warp's part in the tile.
-    """
+    """Where a warp and its lanes are in a tile: first row and column of the warp."""
 
     plan: Sm80Plan
     lane: Int32
@@ -97,15 +92,8 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
     behind_a = 0 if plan.keeps_b else plan.config.tile_m
     registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
     a, b = (cute.make_rmem_tensor((count, 2), Int32) for count in registers)
-    return Fragments(
-        plan,
-        a,
-        b,
-        (warp.row + row_a) * row_bytes,
-        (behind_a + warp.column + row_b) * row_bytes,
-        ((lane >> 4) ^ key_a) * 16,
-        (((lane >> 3) & 1) ^ key_b) * 16,
-    )
+    from_a, from_b = (warp.row + row_a) * row_bytes, (behind_a + warp.column + row_b) * row_bytes
+    return Fragments(plan, a, b, from_a, from_b, ((lane >> 4) ^ key_a) * 16, (((lane >> 3) & 1) ^ key_b) * 16)
 
 
 class Tiles(Protocol):
@@ -126,12 +114,7 @@ class Tiles(Protocol):
 
 @dataclass(frozen=True)
 class MainLoop:
-    """Multiplies tiles one after the other, and copies the first blocks of the next one under the end of each.
-
-    Attributes:
-        tiles: see there.
-        k_blocks: stages that a tile takes.
-    """
+    """Multiplies tiles one after the other, and copies the first blocks of the next one under the end of each."""
 
     plan: Sm80Plan
     tiles: Tiles
@@ -199,10 +182,7 @@ class MainLoop:
         return cutlass.select_(stage == ring[1], ring[0], stage + self.plan.stage_bytes)
 
     def _buffers(self, read: Int32, following: Int32, ring: tuple[Int32, Int32], block: Int32) -> tuple[Int32, ...]:
-        """Stages that are multiplied, that come next, and that are written: the one in front, multiplied last.
-
-        Behind them where B of the first two is.
-        """
+        """Stages that are multiplied, come next and are written, and where B of the first two is."""
         write = cutlass.select_(read == ring[0], ring[1], read - self.plan.stage_bytes)
         return read, following, write, self._b(read, block), self._b(following, block + 1)
 
@@ -247,22 +227,10 @@ class MainLoop:
             chore()
 
     def _stage(
-        self,
-        sums: cute.Tensor,
-        parts: Fragments,
-        loads: tuple[Load, Load],
-        block: Int32,
-        exists: Int32,
-        buffers: tuple[Int32, ...],
-        more: Int32 | None,
+        self, sums: cute.Tensor, parts: Fragments, loads: tuple[Load, Load], block: Int32, exists: Int32,
+        buffers: tuple[Int32, ...], more: Int32 | None
     ) -> None:
-        """Multiplies a block, copies another one, and makes the next one ready.
-
-        Args:
-            sums, parts: accumulators, and fragments of the first step.
-            loads, block, exists: what is copied, if at all.
-            buffers: as `_buffers`.
-            more: whether a next one is there; None: nobody is to wait for it here.
+        """Multiplies a block, copies another if it ``exists``, and makes the next ready; ``more`` None: nobody waits.
         """
         read, following, write, b, following_b = buffers
         steps = self.plan.config.row_bytes // STEP_BYTES

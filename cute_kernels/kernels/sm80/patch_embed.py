@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round, scales_of
 from cute_kernels.kernels.host import Host, Operands
@@ -154,4 +154,4 @@ class Sm80PatchEmbedKernel(Host):
         run(self.plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
 
 
-dsl.name_kernel(Sm80PatchEmbedKernel.kernel, "patch_embed_sm80")
+compiling.name_kernel(Sm80PatchEmbedKernel.kernel, "patch_embed_sm80")

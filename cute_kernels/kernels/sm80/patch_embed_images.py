@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
@@ -178,4 +178,4 @@ class Sm80ImagesKernel(Host):
         run(self.plan, tiles, cute.ceil_div(rows, c.tile_m) * n_tiles, Int32(self.plan.k_blocks))
 
 
-dsl.name_kernel(Sm80ImagesKernel.kernel, "patch_embed_images_sm80")
+compiling.name_kernel(Sm80ImagesKernel.kernel, "patch_embed_images_sm80")

@@ -13,7 +13,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
+from cute_kernels.kernels import tma
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, Operands
 from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import (
@@ -28,25 +29,11 @@ from cute_kernels.kernels.pipes import (
 )
 from cute_kernels.kernels.sm90.gemm_mma import COLUMN_GROUP, GemmMma, Numbers
 from cute_kernels.kernels.tiles import PatchOrder
-from cute_kernels.kernels.tma import (
-    LINE_BYTES,
-    Tma,
-    WarpStaging,
-    all_ctas,
-    fetch,
-    k_major,
-    load_tma,
-    shared_tensor,
-    sides,
-    store_tma,
-    swizzled,
-)
 from cute_kernels.plan.base import ITEMSIZE, Phase
 from cute_kernels.plan.images_gather import BLOCK_PIXELS, Sm90GatherPlan
 from cute_kernels.plan.shared_operands import WARPGROUP_ROWS
 
 # --- TMA producer warp: patches out of images, and the weight -> operand stages --------------------------------------
-
 
 @dataclass(frozen=True)
 class GatherLoad:
@@ -74,7 +61,7 @@ class GatherLoad:
     @cute.jit
     def run(self) -> None:
         plan = self.plan
-        blocks = plan.problem.patch // plan.pixel_rows
+        blocks, ctas = plan.problem.patch // plan.pixel_rows, tma.all_ctas(plan.config.cluster)
         state = self.operands.producer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
@@ -85,14 +72,13 @@ class GatherLoad:
                     barrier = self.operands.acquire(state)
                     rows = channel * self.channel_blocks + block
                     box = self.source[None, 0, row_tile, column_tile, image_tile, rows]
-                    fetch(self.atom, box, self.patches[None, state.index], barrier, all_ctas(plan.config.cluster))
+                    tma.fetch(self.atom, box, self.patches[None, state.index], barrier, ctas)
                     self.weight.fetch(weight, channel * blocks + block, state.index, barrier)
                     state.advance()
         self.operands.drain(state)
 
 
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias + position, rounding, store buffers, TMA -------
-
 
 @dataclass(frozen=True)
 class GatherMma(GemmMma):
@@ -190,7 +176,6 @@ class GatherMma(GemmMma):
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-
 _SWIZZLES = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,
     64: warpgroup.SmemLayoutAtomKind.K_SW64,
@@ -203,9 +188,9 @@ class DeviceArguments:
     """Arguments of the kernel from the host: TMA copies, table and sizes in patches and tiles."""
 
     tiled_mma: cute.TiledMma
-    images: Tma
-    weight: Tma
-    out: Tma
+    images: tma.Tma
+    weight: tma.Tma
+    out: tma.Tma
     table: cute.Tensor | None
     grid_height: Int32
     grid_width: Int32
@@ -242,9 +227,9 @@ class Sm90GatherKernel(ImagesHost):
             table = cute.make_tensor(o.table, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
         return DeviceArguments(
             tiled_mma=tiled_mma,
-            images=load_tma(images, self._box_layout(1), plan.box, config.cluster),
-            weight=load_tma(weight, k_major(self.dtype, weight_box, 1), weight_box),
-            out=store_tma(out, self._staging_layout(1), plan.store_box),
+            images=tma.load_tma(images, self._box_layout(1), plan.box, config.cluster),
+            weight=tma.load_tma(weight, tma.k_major(self.dtype, weight_box, 1), weight_box),
+            out=tma.store_tma(out, self._staging_layout(1), plan.store_box),
             table=table,
             grid_height=grid_height,
             grid_width=grid_width,
@@ -255,7 +240,6 @@ class Sm90GatherKernel(ImagesHost):
         )
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
     def _images_layout(self, batch: Int32, height: Int32, width: Int32) -> cute.Layout:
         """Contiguous ``[B, C, H, W]`` seen as ``[pixels of a piece, pieces, grid rows, B, rows of pixels]``.
 
@@ -290,9 +274,7 @@ class Sm90GatherKernel(ImagesHost):
         return self._swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
 
     def _operand_layout(self) -> cute.ComposedLayout:
-        """Layout of the bytes as an operand: ``[patches, 64 pixels of K, stages]``.
-
-        Patches run through 64 pieces, then through the places in a piece, then through blocks of 64 pieces.
+        """``[patches, 64 pixels of K, stages]``; patches run through 64 pieces, places in a piece, blocks of 64 pieces.
         """
         plan = self.plan
         piece, patch, rows = plan.box[0], plan.problem.patch, plan.box_rows
@@ -317,10 +299,9 @@ class Sm90GatherKernel(ImagesHost):
         """Layout of the buffers that a warp stores from, SWIZZLE_128B: rows of 128 bytes of features."""
         box = self.plan.store_box
         shape = box if buffers == 1 else (*box, buffers)
-        return swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
+        return tma.swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
 
     # ---- device ----------------------------------------------------------------------------------------------------
-
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan, config = self.plan, self.plan.config
@@ -332,13 +313,8 @@ class Sm90GatherKernel(ImagesHost):
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
         order = PatchOrder(
-            image_tiles=args.image_tiles,
-            column_tiles=args.column_tiles,
-            row_tiles=args.row_tiles,
-            n_tiles=args.n_tiles,
-            images_first=config.order == "row",
-            first=cluster,
-            step=clusters,
+            image_tiles=args.image_tiles, column_tiles=args.column_tiles, row_tiles=args.row_tiles,
+            n_tiles=args.n_tiles, images_first=config.order == "row", first=cluster, step=clusters
         )
 
         if warp >= plan.load_warp:
@@ -351,16 +327,16 @@ class Sm90GatherKernel(ImagesHost):
         stamps.finish()
 
     def _weight_stages(self, memory: cute.Pointer) -> cute.Tensor:
-        config = self.plan.config
-        return shared_tensor(memory, k_major(self.dtype, (config.tile_n, BLOCK_PIXELS), config.stages), self.dtype)
+        layout = tma.k_major(self.dtype, (self.plan.config.tile_n, BLOCK_PIXELS), self.plan.config.stages)
+        return tma.shared_tensor(memory, layout, self.dtype)
 
     def _load(
         self, args: DeviceArguments, memory: list[cute.Pointer], pipe: Sm90Pipe, order: PatchOrder, rank: Int32
     ) -> GatherLoad:
         plan, config = self.plan, self.plan.config
-        boxes = shared_tensor(memory[0], self._box_layout(config.stages), self.dtype)
+        boxes = tma.shared_tensor(memory[0], self._box_layout(config.stages), self.dtype)
         pixels = cute.local_tile(args.images.view, plan.box, (None,) * 5)
-        stages, source = sides(args.images.atom, boxes, pixels, 5, (config.cluster, rank))
+        stages, source = tma.sides(args.images.atom, boxes, pixels, 5, (config.cluster, rank))
         features = cute.local_tile(args.weight.view, (config.tile_n, BLOCK_PIXELS), (None, None))
         weight_stages = self._weight_stages(memory[1])
         return GatherLoad(
@@ -375,50 +351,33 @@ class Sm90GatherKernel(ImagesHost):
         )
 
     def _mma(
-        self,
-        args: DeviceArguments,
-        memory: list[cute.Pointer],
-        pipe: Sm90Pipe,
-        order: PatchOrder,
-        rank: Int32,
-        warp: Int32,
+        self, args: DeviceArguments, memory: list[cute.Pointer], pipe: Sm90Pipe, order: PatchOrder, rank: Int32,
+        warp: Int32
     ) -> GatherMma:
         plan, config = self.plan, self.plan.config
         group, thread = warp // 4, cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
-        operand = shared_tensor(memory[0], self._operand_layout(), self.dtype)
+        operand = tma.shared_tensor(memory[0], self._operand_layout(), self.dtype)
         fragments = args.tiled_mma.make_fragment_A(slice_.partition_A(operand))
         part = 0 if cutlass.const_expr(config.pingpong) else group
         shape = (1, plan.mma_tiles, BLOCK_PIXELS // 16, config.stages)
         fragments = cute.local_tile(fragments, shape, (0, part, 0, 0))
         features = args.tiled_mma.make_fragment_B(slice_.partition_B(self._weight_stages(memory[1])))
         return GatherMma(
-            plan=plan,
-            tiled_mma=args.tiled_mma,
-            a_fragments=fragments,
-            b_fragments=features,
-            operands=pipe,
-            staging=self._ring(memory[2], args, warp),
-            bias=args.table,
-            order=order,
-            k_blocks=Int32(plan.k_blocks),
-            warpgroup=group,
-            thread=thread,
-            rank_m=Int32(0),
-            rank_n=rank,
-            first_cta=0,
-            partials=None,
-            order_barrier=self.graph.named_barrier("order barrier 0"),
-            grid=(args.grid_height, args.grid_width),
+            plan=plan, tiled_mma=args.tiled_mma, a_fragments=fragments, b_fragments=features, operands=pipe,
+            staging=self._ring(memory[2], args, warp), bias=args.table, order=order, k_blocks=Int32(plan.k_blocks),
+            warpgroup=group, thread=thread, rank_m=Int32(0), rank_n=rank, first_cta=0, partials=None,
+            order_barrier=self.graph.named_barrier("order barrier 0"), grid=(args.grid_height, args.grid_width)
         )
 
-    def _ring(self, staging: cute.Pointer, args: DeviceArguments, warp: Int32) -> WarpStaging:
+    def _ring(self, staging: cute.Pointer, args: DeviceArguments, warp: Int32) -> tma.WarpStaging:
         plan, buffers = self.plan, self.plan.config.store_stages
         size = plan.store_rows * plan.k_block_bytes
         base = staging + cute.assume(warp * (buffers * size), divby=size)
-        staged = shared_tensor(base, self._staging_layout(max(2, buffers)), self.out_dtype)
-        source, target = sides(args.out.atom, staged, cute.local_tile(args.out.view, plan.store_box, (None,) * 5), 5)
-        return WarpStaging(base, plan.store_rows, LINE_BYTES, buffers, args.out.atom, source, target)
+        staged = tma.shared_tensor(base, self._staging_layout(max(2, buffers)), self.out_dtype)
+        boxes = cute.local_tile(args.out.view, plan.store_box, (None,) * 5)
+        source, target = tma.sides(args.out.atom, staged, boxes, 5)
+        return tma.WarpStaging(base, plan.store_rows, tma.LINE_BYTES, buffers, args.out.atom, source, target)
 
 
-dsl.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")
+compiling.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")

@@ -18,28 +18,17 @@ import cutlass.cute as cute
 from cutlass import Int32, TFloat32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
+from cute_kernels.kernels import tma
 from cute_kernels.kernels.gemm import DeviceArguments, GemmHost
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
 from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.gemm_mma import GemmMma, KeptNumbers, PartialSums, Residual, TransposedMma, sums_type
 from cute_kernels.kernels.tiles import DividedOrder, tile_divisors
-from cute_kernels.kernels.tma import (
-    Tma,
-    WarpStaging,
-    group_staging,
-    k_major,
-    load_tma,
-    shared_tensor,
-    sides,
-    staging_layout,
-    warp_staging,
-)
 from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
 
 # --- WGMMA on TF32 operands, which CuTe DSL 4.8 has no operation for -------------------------------------------------
-
 
 TF32_K = 8
 """Elements of K of one instruction: 32 bytes, as of every element type."""
@@ -63,7 +52,6 @@ class MmaTf32Op(warpgroup.MmaF16BF16Op):
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-
 class Sm90GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""
 
@@ -74,14 +62,14 @@ class Sm90GemmKernel(GemmHost):
         if plan.config.transposed:
             self.dtype, self.b_dtype = self.b_dtype, self.dtype
 
-    def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
+    def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, tma.Tma, tma.Tma]:
         plan, config = self.plan, self.plan.config
         if cutlass.const_expr(config.transposed):
             a, b = b, a
         tiled_mma = cute.make_tiled_mma(self._operation())
         a_box, b_box = (plan.loaded_rows, plan.tile_k), (config.tile_n, plan.tile_k)
-        a_tma = load_tma(a, k_major(self.dtype, a_box, 1), a_box, config.cluster_n)
-        return tiled_mma, a_tma, load_tma(b, k_major(self.b_dtype, b_box, 1), b_box, config.cluster_m)
+        a_tma = tma.load_tma(a, tma.k_major(self.dtype, a_box, 1), a_box, config.cluster_n)
+        return tiled_mma, a_tma, tma.load_tma(b, tma.k_major(self.b_dtype, b_box, 1), b_box, config.cluster_m)
 
     def divisors(self, m_tiles: Int32, n_tiles: Int32) -> tuple[cute.FastDivmodDivisorV2, ...]:
         tiles = (n_tiles, m_tiles) if self.plan.config.transposed else (m_tiles, n_tiles)
@@ -112,7 +100,8 @@ class Sm90GemmKernel(GemmHost):
         rank_m, rank_n = rank % config.cluster_m, rank // config.cluster_m
 
         barriers, regions, pipes = allocate(plan, self.graph, Sm90Pipe)
-        numbers, (a_stages, b_stages, staging, *more) = self._split(regions)
+        count = len(plan.first_smem)
+        numbers, (a_stages, b_stages, staging, *more) = regions[:count], regions[count:]
         pipe = pipes["operands"]
 
         if cutlass.const_expr(plan.loaded_rows < config.tile_m):
@@ -127,11 +116,11 @@ class Sm90GemmKernel(GemmHost):
         tiles = (args.n_tiles, args.m_tiles) if config.transposed else (args.m_tiles, args.n_tiles)
         order = DividedOrder(*tiles, args.batches, config.group_m, *this_cluster(plan), args.divisors)
         a_layout, b_layout = (
-            k_major(dtype, (rows, plan.tile_k), config.stages)
+            tma.k_major(dtype, (rows, plan.tile_k), config.stages)
             for dtype, rows in ((self.dtype, config.tile_m), (self.b_dtype, config.tile_n))
         )
-        a_tensor = shared_tensor(a_stages, a_layout, self.dtype)
-        b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
+        a_tensor = tma.shared_tensor(a_stages, a_layout, self.dtype)
+        b_tensor = tma.shared_tensor(b_stages, b_layout, self.b_dtype)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
@@ -154,18 +143,13 @@ class Sm90GemmKernel(GemmHost):
             thread = cute.arch.thread_idx()[0] % 128
             mma = args.tiled_mma.get_slice(thread)
             store_group = warp // plan.store_warps
-            ring = warp_staging(
-                staging,
-                first=store_group * config.store_stages,
-                rows=plan.store_rows,
-                buffers=config.store_stages,
-                out=args.out,
-                dtype=ELEMENT_TYPES[plan.problem.out_dtype],
-                row_bytes=plan.store_row_bytes,
+            ring = tma.warp_staging(
+                staging, first=store_group * config.store_stages, rows=plan.store_rows, buffers=config.store_stages,
+                out=args.out, dtype=ELEMENT_TYPES[plan.problem.out_dtype], row_bytes=plan.store_row_bytes
             )
             if cutlass.const_expr(plan.store_warps > 1):
                 barrier = self.graph.named_barrier("staged 0") + store_group
-                ring = group_staging(ring, warp % plan.store_warps, barrier, plan.store_warps)
+                ring = tma.group_staging(ring, warp % plan.store_warps, barrier, plan.store_warps)
             partials = None
             if cutlass.const_expr(config.split_k > 1):
                 partials = PartialSums(plan, pipes["partials"], more[0], slice_, rank, warp)
@@ -191,11 +175,6 @@ class Sm90GemmKernel(GemmHost):
                 kept=self._kept(numbers, group, thread),
             ).run()
 
-    def _split(self, regions: list[cute.Pointer]) -> tuple[list[cute.Pointer], list[cute.Pointer]]:
-        """Those before the stages, and the others."""
-        count = len(self.plan.first_smem)
-        return regions[:count], regions[count:]
-
     def _kept(self, memory: list[cute.Pointer], group: Int32, thread: Int32) -> KeptNumbers | None:
         """Numbers of the columns of this warpgroup's tiles, if there are any."""
         plan = self.plan
@@ -212,16 +191,16 @@ class Sm90GemmKernel(GemmHost):
         )
 
     def _residual(
-        self, args: DeviceArguments, pipes: dict[str, Sm90Pipe], ring: WarpStaging, group: Int32
+        self, args: DeviceArguments, pipes: dict[str, Sm90Pipe], ring: tma.WarpStaging, group: Int32
     ) -> Residual | None:
         """Addends of the results of a ring of store buffers, if TMA brings them."""
         plan = self.plan
         if not plan.tma_residual:
             return None
         box, dtype = (plan.store_rows, plan.store_columns), ELEMENT_TYPES[plan.problem.residual]
-        layout = staging_layout(*box, plan.store_row_bytes, max(2, ring.buffers))
+        layout = tma.staging_layout(*box, plan.store_row_bytes, max(2, ring.buffers))
         boxes = cute.local_tile(args.residual.view, box, (None, None, None))
-        target, source = sides(args.residual.atom, shared_tensor(ring.base, layout, dtype), boxes, 2)
+        target, source = tma.sides(args.residual.atom, tma.shared_tensor(ring.base, layout, dtype), boxes, 2)
         full = pipes["residual"].full + group * ring.buffers
         return Residual(full, plan.store_buffer_bytes, args.residual.atom, source, target, dtype)
 
@@ -230,4 +209,4 @@ class Sm90GemmKernel(GemmHost):
         return cute.local_tile(view, (rows, self.plan.tile_k), (None, None, None))
 
 
-dsl.name_kernel(Sm90GemmKernel.kernel, "gemm_sm90a")
+compiling.name_kernel(Sm90GemmKernel.kernel, "gemm_sm90a")

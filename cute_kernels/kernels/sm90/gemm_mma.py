@@ -27,7 +27,6 @@ from cute_kernels.plan.shared_operands import WARP_ROWS, WgmmaPair
 
 # --- adding up the slices of a tile that the CTAs of a cluster share along K, through distributed shared memory ------
 
-
 def sums_type(plan: WgmmaPair) -> type:
     """Element type of the accumulators."""
     return Int32 if plan.sums_integers else Float32
@@ -77,11 +76,7 @@ class PartialSums:
 
     @cute.jit
     def send(self, accumulator: cute.Tensor, phase: Int32) -> None:
-        """Sends this warp's sums to the CTA that finishes its rows.
-
-        Args:
-            accumulator: sums of this warp over its slice.
-            phase: parity of the tile's number in this cluster.
+        """Sends this warp's sums to the CTA that finishes its rows; ``phase``: parity of the cluster's count of tiles.
         """
         groups = cute.size(accumulator) // GROUP
         bits = cute.make_tensor(cute.recast_ptr(accumulator.iterator, dtype=Int32), (GROUP, groups))
@@ -93,11 +88,7 @@ class PartialSums:
 
     @cute.jit
     def receive(self, phase: Int32) -> None:
-        """Waits for the sums of the other slices.
-
-        Args:
-            phase: parity of the tile's number in this cluster.
-        """
+        """Waits for the sums of the other slices, likewise."""
         full = self.sums.full + self.warp
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, self.plan.received_bytes)
@@ -144,30 +135,20 @@ class PartialSums:
 
     @cute.jit
     def drain(self, phase: Int32) -> None:
-        """At the end: a CTA must outlive the signals that its sums have been read.
-
-        Args:
-            phase: as for the next tile, if there were one.
-        """
+        """At the end, with the phase of a next tile: a CTA must outlive the signals that its sums have been read."""
         if self.slice != self.finisher:
             ptx.mbarrier_try_wait_relaxed_cluster(self.sums.empty + self.warp, phase ^ 1)
 
 
 # --- the residual of a warp's rows, by TMA into the store buffers that its results will take --------------------------
 
-
 @dataclass(frozen=True)
 class Residual:
     """The store buffers of a warp before they are filled: TMA loads what is added, element by element.
 
     The warp that stores asks for it itself. A buffer is asked for when the store that used it has been read, and an
-    element is read by the lane that writes the result in its place, or by its warp at once.
-
-    Attributes:
-        full: barrier of the warp's first buffer.
-        nbytes: of a buffer.
-        atom, source, target: TMA load of ``[box, row block, column block, batch]`` to buffer ``[box, buffer]``.
-        dtype: element type.
+    element is read by the lane that writes the result in its place, or by its warp at once. ``full`` is the barrier of
+    the first buffer; blocks ``[box, row block, column block, batch]`` are loaded to ``[box, buffer]``.
     """
 
     full: cute.Pointer
@@ -187,7 +168,6 @@ class Residual:
 
 # --- numbers of a tile's columns in shared memory --------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class Numbers:
     """Factors and values of the bias for rows of an MMA tile, or for columns of a column group; None: of nothing."""
@@ -198,17 +178,13 @@ class Numbers:
 
 @dataclass(frozen=True)
 class KeptNumbers:
-    """FP32 numbers of the columns of a tile's WGMMAs: every warp needs all of them.
+    """FP32 numbers of the columns of a tile's WGMMAs, kind after kind: every warp needs all of them.
 
     Loads from global memory stood before every store buffer, and their addresses took as long as the products.
 
     Attributes:
-        base: where they are: those of a kind follow each other.
-        kinds: "scale" and "bias", in this order.
-        count: columns of a tile.
-        thread: index of this thread among those that share the numbers.
-        threads: how many they are.
-        barrier: named barrier of theirs.
+        kinds: "scale" and "bias", in this order, each of ``count`` columns.
+        thread, threads, barrier: index of this thread among those that share the numbers, how many, and their barrier.
     """
 
     base: cute.Pointer
@@ -227,11 +203,9 @@ class KeptNumbers:
         return cute.recast_ptr(self.base, dtype=Float32) + self.kinds.index(kind) * self.count + column
 
     def write(self, numbers: list[list[Float32]], waits: bool) -> None:
-        """Writes what this thread has loaded; afterwards all may read.
+        """Writes what this thread has loaded, by kind and column; afterwards all may read.
 
-        Args:
-            numbers: by kind and column.
-            waits: until nobody reads those of the tile before. Otherwise all have come here since by another barrier.
+        ``waits``: until nobody reads those of the tile before. Otherwise all have come here since by another barrier.
         """
         if waits:
             self._synchronise()
@@ -259,7 +233,6 @@ class KeptNumbers:
 
 
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias, rounding, store buffers, TMA ------------------
-
 
 LINE_BYTES = 128
 """Bytes of a cache line."""
@@ -400,17 +373,10 @@ class GemmMma:
 
     @cute.jit
     def _store(
-        self,
-        accumulator: cute.Tensor,
-        place: tuple[Int32, ...],
-        rows: list[Numbers],
-        ahead: tuple[cute.Tensor | None, ...] | None,
-        phase: Int32,
+        self, accumulator: cute.Tensor, place: tuple[Int32, ...], rows: list[Numbers],
+        ahead: tuple[cute.Tensor | None, ...] | None, phase: Int32
     ) -> None:
-        """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
-
-        MMA tiles of a region follow each other. ``phase`` is the parity of the tile's number.
-        """
+        """Finishes, stages and stores a tile with this parity; returns as soon as the last TMA store is issued."""
         plan, config = self.plan, self.plan.config
         groups, dtype = self._groups, ELEMENT_TYPES[plan.problem.out_dtype]
         upcoming = ahead
@@ -441,12 +407,9 @@ class GemmMma:
                         residuals[j] = self._staged_residual(buffer, first + j)
                     rounded = finish(
                         as_floats(self._sums(accumulator, mma_tile, columns[j])),
-                        self._bias(ahead, first + j, rows[mma_tile], of_columns),
-                        self.activation,
-                        dtype,
-                        scale=self._scales(rows[mma_tile], of_columns),
-                        residual=residuals[j],
-                        out_factor=self.addends.out_factor,
+                        self._bias(ahead, first + j, rows[mma_tile], of_columns), self.activation, dtype,
+                        scale=self._scales(rows[mma_tile], of_columns), residual=residuals[j],
+                        out_factor=self.addends.out_factor
                     )
                     self._stage_group(rounded, buffer, first + j)
             self.operands.stamps.mark(Phase.STORE)
@@ -480,9 +443,7 @@ class GemmMma:
 
     @cute.jit
     def _refill(self, place: tuple[Int32, ...], i: cutlass.Constexpr[int]) -> None:
-        """Asks for the residual of a later region, when that of region ``i`` has been stored.
-
-        Of two buffers that one, which is waited for; of more the one before, which has probably been read.
+        """Asks for a later region's residual once region ``i`` is stored, of many buffers into one that is read by now.
         """
         unread = int(self.plan.config.store_stages > 2)
         upcoming = i - unread + self.plan.config.store_stages
@@ -543,11 +504,8 @@ class GemmMma:
 
     @cute.jit
     def _bias(
-        self,
-        ahead: tuple[cute.Tensor | None, ...] | None,
-        group: cutlass.Constexpr[int],
-        rows: Numbers,
-        columns: Numbers,
+        self, ahead: tuple[cute.Tensor | None, ...] | None, group: cutlass.Constexpr[int], rows: Numbers,
+        columns: Numbers
     ) -> cute.Tensor | None:
         """Values of the bias for the eight accumulators of a column group."""
         if cutlass.const_expr(self.bias is None):
@@ -576,7 +534,6 @@ class GemmMma:
         return None
 
     # ---- numbers of a tile's columns, by shared memory -------------------------------------------------------------
-
     @cute.jit
     def _fetch_numbers(self, tile: Int32) -> list[list[Float32]]:
         """Loads this thread's numbers of a tile, which come while the tensor cores work."""
@@ -699,7 +656,6 @@ class GemmMma:
 
 
 # --- the same of out^T = b * a^T -------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class TransposedMma(GemmMma):

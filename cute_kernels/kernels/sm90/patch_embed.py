@@ -11,32 +11,24 @@ when at most its newest WGMMA group is outstanding, so that the one which read t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.host import RowsHost, RowsOperands, TransposedArguments, transposed_arguments
 from cute_kernels.kernels.load import RowsLoad, tma_operand
-from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, make_stamps, stamp_waits, this_cluster, warp_and_rank
-from cute_kernels.kernels.sm90.transposed import (
-    ROWS_PER_STORE,
-    Mma,
-    WarpgroupStaging,
-    resident_weight,
-    warpgroup_staging,
-)
+from cute_kernels.kernels.sm90.transposed import ROWS_PER_STORE, Frame, TransposedKernel, WarpgroupStaging
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
 from cute_kernels.kernels.tma import all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 
 # --- epilogue of a consumer warpgroup: accumulators -> scale, bias + position, BF16 -> staging -> TMA store ----------
-
 
 ROWS_PER_THREAD = ROWS_PER_STORE // 4
 """Rows of one stmatrix of which a thread has values."""
@@ -54,7 +46,6 @@ class Sm90PatchEmbedEpilogue:
         scales: dequantisation multipliers.
         pair: factors of the two features of a thread, or None.
         feature_block: this warpgroup's block of 64 features.
-        thread: index in the warpgroup.
     """
 
     plan: Sm90PatchEmbedPlan
@@ -64,7 +55,6 @@ class Sm90PatchEmbedEpilogue:
     scales: Scales
     pair: tuple[Float32, Float32] | None
     feature_block: Int32
-    thread: Int32
 
     @cute.jit
     def prefetch(self, row_block: Int32, position: Int32) -> tuple[cute.Tensor | None, cute.Tensor | None]:
@@ -101,11 +91,8 @@ class Sm90PatchEmbedEpilogue:
 
     @cute.jit
     def store(
-        self,
-        accumulator: cute.Tensor,
-        fetched: tuple[cute.Tensor | None, cute.Tensor | None],
-        row_block: Int32,
-        position: Int32,
+        self, accumulator: cute.Tensor, fetched: tuple[cute.Tensor | None, cute.Tensor | None], row_block: Int32,
+        position: Int32
     ) -> None:
         """Converts, stages and stores one tile; returns as soon as the TMA store is issued."""
         plan = self.plan
@@ -156,18 +143,14 @@ class Sm90PatchEmbedEpilogue:
 
     @cute.jit
     def _load_rows(
-        self,
-        factors: cute.Tensor,
-        offset: cutlass.Constexpr[int],
-        row_block: Int32,
-        position: Int32,
-        block: cutlass.Constexpr[int],
+        self, factors: cute.Tensor, offset: cutlass.Constexpr[int], row_block: Int32, position: Int32,
+        block: cutlass.Constexpr[int]
     ) -> None:
         """Factors of a thread's four rows of one stmatrix: rows 0-1, rows 8-9."""
         plan = self.plan
         for half in cutlass.range_constexpr(2):
             for odd in cutlass.range_constexpr(2):
-                row = block * ROWS_PER_STORE + half * 8 + self.thread % 4 * 2 + odd
+                row = block * ROWS_PER_STORE + half * 8 + self.staging.thread % 4 * 2 + odd
                 if cutlass.const_expr(plan.positions_in_order):
                     # 8 rows are one position's, since the images of a tile are a multiple of 8.
                     i = (block * ROWS_PER_STORE + half * 8) // plan.tile_images
@@ -179,12 +162,8 @@ class Sm90PatchEmbedEpilogue:
 
     @cute.jit
     def _addends(
-        self,
-        fetched: cute.Tensor | None,
-        row_block: Int32,
-        position: Int32,
-        first_table_row: Int32,
-        block: cutlass.Constexpr[int],
+        self, fetched: cute.Tensor | None, row_block: Int32, position: Int32, first_table_row: Int32,
+        block: cutlass.Constexpr[int]
     ) -> cute.Tensor | None:
         """Table values of one stmatrix by register: feature 0 of rows 0-1, feature 8 of rows 0-1, the same for 8-9."""
         if cutlass.const_expr(self.table is None):
@@ -211,30 +190,25 @@ class Sm90PatchEmbedEpilogue:
 
     @cute.jit
     def _load_block(
-        self,
-        values: cute.Tensor,
-        offset: cutlass.Constexpr[int],
-        row_block: Int32,
-        first_table_row: Int32,
-        block: cutlass.Constexpr[int],
+        self, values: cute.Tensor, offset: cutlass.Constexpr[int], row_block: Int32, first_table_row: Int32,
+        block: cutlass.Constexpr[int]
     ) -> None:
         """Flat order: fills the eight values of one stmatrix, beginning at ``offset``."""
         pair = cute.make_rmem_tensor(2, self.table.element_type)
         for half in cutlass.range_constexpr(2):
             for odd in cutlass.range_constexpr(2):
-                offset_of_row = block * ROWS_PER_STORE + half * 8 + self.thread % 4 * 2 + odd
+                offset_of_row = block * ROWS_PER_STORE + half * 8 + self.staging.thread % 4 * 2 + odd
                 row = row_block * self.plan.config.tile_rows + offset_of_row
                 self._load_pair(pair, self.table_rows.following(first_table_row, row, offset_of_row))
                 values[offset + half * 4 + odd], values[offset + half * 4 + 2 + odd] = pair[0], pair[1]
 
     @cute.jit
     def _load_pair(self, pair: cute.Tensor, table_row: Int32) -> None:
-        block = self.feature_block * 4 + self.thread // 32
-        cute.autovec_copy(self.table[None, self.thread % 32 // 4, block, table_row], pair)
+        block = self.feature_block * 4 + self.staging.thread // 32
+        cute.autovec_copy(self.table[None, self.staging.thread % 32 // 4, block, table_row], pair)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class DeviceArguments:
@@ -245,162 +219,85 @@ class DeviceArguments:
     tile_stages: Int32
 
 
-class Sm90PatchEmbedKernel(RowsHost):
+class Sm90PatchEmbedKernel(RowsHost, TransposedKernel):
     """Host entry and kernel for one plan. A resident K is compiled in."""
 
     plan: Sm90PatchEmbedPlan
 
     def arguments(self, operands: RowsOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands
-        tiled_mma = cute.make_tiled_mma(self._mma_op())
+        tiled_mma = self.tiled_mma(self.weight_element, self.element)
         box = self._box(plan.tile_k)
         x = load_tma(o.x, k_major(self.element, box, 1), box, config.cluster)
         weight = o.weight
         if not plan.resident:
             block = (plan.features, plan.tile_k)
             weight = load_tma(o.weight, k_major(self.element, block, 1), block)
-        out = store_tma(o.out, self._staging_layout(), self._box(64))
+        out = store_tma(o.out, self.staging_layout(), self.out_box)
         common = transposed_arguments(plan, o, x, weight, out)
         return DeviceArguments(tiled_mma, common, cute.ceil_div(o.k, plan.tile_k * config.stage_blocks))
-
-    def _mma_op(self) -> warpgroup.MmaOp:
-        """WGMMA of 64 features, the rows of a tile and 32 bytes of K."""
-        plan = self.plan
-        source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
-        shape = (64, plan.config.tile_rows, plan.mma_k_bytes * 8 // self.element.width)
-        majors = (OperandMajorMode.K, OperandMajorMode.K)
-        if plan.sums_integers:
-            return warpgroup.MmaI8Op(self.weight_element, self.element, Int32, shape, source, *majors)
-        if self.element.width == 16:
-            return warpgroup.MmaF16BF16Op(self.element, Float32, shape, source, *majors)
-        return warpgroup.MmaF8Op(self.weight_element, self.element, Float32, shape, source, *majors)
 
     def _box(self, columns: int) -> tuple[int, int, int]:
         """``[images, columns, positions]`` of a tile: TMA puts its rows one after another, images fastest."""
         return (self.plan.tile_images, columns, self.plan.config.tile_positions)
 
-    def _staging_layout(self) -> cute.ComposedLayout:
-        """``[images, 64, positions]`` BF16 of a tile, SWIZZLE_128B."""
-        return swizzled(cute.make_layout(self._box(64), stride=(64, 1, 64 * self.plan.tile_images)))
+    @property
+    def out_box(self) -> tuple[int, int, int]:
+        return self._box(64)
+
+    def staging_layout(self) -> cute.ComposedLayout:
+        return swizzled(cute.make_layout(self.out_box, stride=(64, 1, 64 * self.plan.tile_images)))
 
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
-        plan, config, o = self.plan, self.plan.config, args.operands
-        warp, cta_rank = warp_and_rank(plan)
-        barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
-        pipe = pipes["operands"]
-        begin(self.graph, warp == plan.load_warp, barriers, (o.x.atom, o.out.atom))
+        self.run(args, profile)
 
-        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
-        cluster, clusters = this_cluster(plan)
-        n_tile = cluster % o.feature_groups * config.cluster + cta_rank
-        order = PositionOrder(o.row_tiles, o.position_tiles, cluster // o.feature_groups, clusters // o.feature_groups)
+    def atoms(self, operands: TransposedArguments) -> tuple[cute.CopyAtom, ...]:
+        return operands.x.atom, operands.out.atom
 
-        if warp >= plan.load_warp:
-            cute.arch.setmaxregister_decrease(plan.producer_registers)
-            if warp == plan.load_warp:
-                self._load(args, memory, pipe, order, n_tile, cta_rank).run()
-        else:
-            cute.arch.setmaxregister_increase(plan.consumer_registers)
-            self._mma(args, memory, pipe, order, n_tile, warp // 4).run()
-        stamps.finish()
+    def order(self, operands: TransposedArguments, first: Int32, step: Int32) -> PositionOrder:
+        return PositionOrder(operands.row_tiles, operands.position_tiles, first, step)
+
+    def tile_stages(self, args: DeviceArguments) -> Int32:
+        return args.tile_stages
 
     def _stages(self, memory: cute.Pointer, rows: int, element: type) -> cute.Tensor:
-        """``[rows, 128 bytes of K, block]``."""
         layout = k_major(self.element, (rows, self.plan.tile_k), self.plan.ring_blocks)
         return shared_tensor(memory, layout, element)
 
-    def _load(
-        self,
-        args: DeviceArguments,
-        memory: list[cute.Pointer],
-        pipe: Sm90Pipe,
-        order: PositionOrder,
-        n_tile: Int32,
-        cta_rank: Int32,
-    ) -> RowsLoad:
+    def weight_stages(self, frame: Frame) -> cute.Tensor:
+        return self._stages(frame.memory[1], self.plan.features, self.weight_element)
+
+    def x_stages(self, frame: Frame) -> Iterator[cute.Tensor]:
+        yield self._stages(frame.memory[0], self.plan.tile_rows, self.element)
+
+    def staging(self, frame: Frame) -> cute.Pointer:
+        return frame.memory[2]
+
+    def load(self, args: DeviceArguments, frame: Frame) -> RowsLoad:
         plan, config, o, box = self.plan, self.plan.config, args.operands, self._box(self.plan.tile_k)
         rows = cute.local_tile(o.x.view, box, (None, None, None))
         # As TMA fills the stages: rows of a tile by image and position.
-        boxes = shared_tensor(memory[0], k_major(self.element, box, plan.ring_blocks), self.element)
+        boxes = shared_tensor(frame.memory[0], k_major(self.element, box, plan.ring_blocks), self.element)
         ctas, weight = config.cluster, None
-        x = tma_operand(o.x.atom, rows, boxes, 3, share=(ctas, cta_rank), mask=all_ctas(ctas))
+        x = tma_operand(o.x.atom, rows, boxes, 3, share=(ctas, frame.rank), mask=all_ctas(ctas))
         if cutlass.const_expr(not plan.resident):
             features = cute.local_tile(o.weight.view, (plan.features, plan.tile_k), (None, None))
-            stages = self._stages(memory[1], plan.features, self.weight_element)
-            weight = tma_operand(o.weight.atom, features, stages, 2)
+            weight = tma_operand(o.weight.atom, features, self.weight_stages(frame), 2)
         return RowsLoad(
-            x=x,
-            operands=pipe,
-            order=order,
-            tile_stages=args.tile_stages,
-            stage_blocks=config.stage_blocks,
-            weight=weight,
-            n_tile=n_tile,
+            x=x, operands=frame.pipes["operands"], order=frame.order, tile_stages=args.tile_stages,
+            stage_blocks=config.stage_blocks, weight=weight, n_tile=frame.n_tile
         )
 
-    def _mma(
-        self,
-        args: DeviceArguments,
-        memory: list[cute.Pointer],
-        pipe: Sm90Pipe,
-        order: PositionOrder,
-        n_tile: Int32,
-        warpgroup_index: Int32,
-    ) -> Mma:
-        plan, config, o = self.plan, self.plan.config, args.operands
-        thread = cute.arch.thread_idx()[0] % 128
-        slice_ = args.tiled_mma.get_slice(thread)
-        feature_block = n_tile * config.warpgroups + warpgroup_index
-        if cutlass.const_expr(not plan.resident):
-            stages = self._stages(memory[1], plan.features, self.weight_element)
-            mine = cute.local_tile(stages, (64, plan.tile_k, plan.ring_blocks), (warpgroup_index, 0, 0))
-            weight = args.tiled_mma.make_fragment_A(slice_.partition_A(mine))
-        else:
-            weight = resident_weight(args.tiled_mma, slice_, o.weight, feature_block, plan.k_blocks * plan.tile_k)
-        x_stages = self._stages(memory[0], config.tile_rows, self.element)
-        x_fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(x_stages))
-
-        buffer = warpgroup_staging(
-            plan,
-            memory[2],
-            layout=self._staging_layout(),
-            out=o.out,
-            box=self._box(64),
-            warpgroup=warpgroup_index,
-            staged=self.graph.named_barrier("staged 0"),
-            stamps=pipe.stamps,
-        )
-        table_rows = TileTableRows(o.table_rows, o.table_index, o.rows, plan)
-        scales = o.scales.loaded()
-        pair = None
+    def epilogue(
+        self, operands: TransposedArguments, staging: WarpgroupStaging, feature_block: Int32
+    ) -> Sm90PatchEmbedEpilogue:
+        o, scales, pair = operands, operands.scales.loaded(), None
         if cutlass.const_expr(scales.features is not None):
-            first = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
+            first = feature_block * 64 + staging.thread // 32 * 16 + staging.thread % 32 // 4
             pair = (scales.feature(first), scales.feature(first + 8))
-        epilogue = Sm90PatchEmbedEpilogue(
-            plan=plan,
-            staging=buffer,
-            table=o.table,
-            table_rows=table_rows,
-            scales=scales,
-            pair=pair,
-            feature_block=feature_block,
-            thread=thread,
-        )
-        return Mma(
-            plan=plan,
-            tiled_mma=args.tiled_mma,
-            accumulator_type=self.accumulator,
-            weight=weight,
-            x_fragments=x_fragments,
-            operands=pipe,
-            epilogue=epilogue,
-            order=order,
-            tile_stages=args.tile_stages,
-            warpgroup=warpgroup_index,
-            thread=thread,
-            order_barrier=self.graph.named_barrier("order barrier 0"),
-        )
+        rows = TileTableRows(o.table_rows, o.table_index, o.rows, self.plan)
+        return Sm90PatchEmbedEpilogue(self.plan, staging, o.table, rows, scales, pair, feature_block)
 
 
-dsl.name_kernel(Sm90PatchEmbedKernel.kernel, "patch_embed_sm90a")
+compiling.name_kernel(Sm90PatchEmbedKernel.kernel, "patch_embed_sm90a")

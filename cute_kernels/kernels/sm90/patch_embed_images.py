@@ -11,35 +11,20 @@ load then read different banks, and of eight lanes four store their second row f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int8, Int32, Uint8, Uint32
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from cute_kernels import dsl
+from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.host import ImagesHost, Operands
-from cute_kernels.kernels.load import Operand, tma_operand
-from cute_kernels.kernels.pipes import (
-    PipelineState,
-    Sm90Pipe,
-    allocate,
-    begin,
-    make_stamps,
-    stamp_waits,
-    this_cluster,
-    warp_and_rank,
-)
-from cute_kernels.kernels.sm90.transposed import (
-    ROWS_PER_STORE,
-    Mma,
-    WarpgroupStaging,
-    resident_weight,
-    warpgroup_staging,
-)
+from cute_kernels.kernels.load import tma_operand
+from cute_kernels.kernels.pipes import PipelineState, Sm90Pipe
+from cute_kernels.kernels.sm90.transposed import ROWS_PER_STORE, Frame, TransposedKernel, WarpgroupStaging
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     StripLoad,
@@ -53,14 +38,13 @@ from cute_kernels.kernels.strips import (
     strips_arguments,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
+from cute_kernels.kernels.tma import all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_sm90 import REPACK_PAIRS, REPACK_WARPS, Sm90ImagesPlan
 from cute_kernels.plan.images_strips import REPACKED
 from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- epilogue of a consumer warpgroup: integer sums -> FP32, scale, bias + position, BF16 -> staging -> TMA ----------
-
 
 @dataclass(frozen=True)
 class Sm90ImagesEpilogue:
@@ -76,7 +60,6 @@ class Sm90ImagesEpilogue:
             changes, which with images running fastest is once per many tiles. None if registers do not allow it.
         row_tiles: tiles along a grid row.
         feature_block: this warpgroup's block of 64 features.
-        thread: index in the warpgroup.
     """
 
     plan: Sm90ImagesPlan
@@ -86,7 +69,6 @@ class Sm90ImagesEpilogue:
     held: tuple[cute.Tensor, cute.Tensor] | None
     row_tiles: Int32
     feature_block: Int32
-    thread: Int32
 
     @cute.jit
     def prefetch(self, image_tile: Int32, position_tile: Int32) -> None:
@@ -134,42 +116,15 @@ class Sm90ImagesEpilogue:
         return values
 
     def _load(self, values: cute.Tensor, j: int, position_tile: Int32) -> None:
-        block = self.feature_block * 4 + self.thread // 32
-        source = self.table[None, self.thread % 32, j, block, self._table_tile(position_tile)]
+        block = self.feature_block * 4 + self.staging.thread // 32
+        source = self.table[None, self.staging.thread % 32, j, block, self._table_tile(position_tile)]
         cute.autovec_copy(source, values)
 
     def _table_tile(self, position_tile: Int32) -> Int32:
         return position_tile if self.plan.problem.table_rows > 1 else Int32(0)
 
 
-# --- the product, and a weight that comes through shared memory K block by K block ----------------------------------
-
-
-def integer_mma(plan: Sm90ImagesPlan, source: warpgroup.OperandSource) -> cute.TiledMma:
-    """64 features x a tile's patches x 32 bytes; ``source`` is where the features' weight comes from."""
-    shape, majors = (64, plan.tile_rows, 32), (OperandMajorMode.K, OperandMajorMode.K)
-    return cute.make_tiled_mma(warpgroup.MmaI8Op(Int8, Uint8, Int32, shape, source, *majors))
-
-
-def weight_tensor(plan: Sm90ImagesPlan, memory: cute.Pointer, blocks: int) -> cute.Tensor:
-    """``[features, 128 bytes of K, blocks]`` over shared memory."""
-    return shared_tensor(memory, k_major(Int8, (plan.features, plan.k_block_bytes), blocks), Int8)
-
-
-def weight_tma(plan: Sm90ImagesPlan, weight: cute.Tensor) -> Tma:
-    """TMA load of one K block of a CTA's features: atom and view of ``[N, K]``."""
-    box = (plan.features, plan.k_block_bytes)
-    return load_tma(weight, k_major(Int8, box, 1), box)
-
-
-def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks: int) -> Operand:
-    """Operand that loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
-    boxes = cute.local_tile(tma.view, (plan.features, plan.k_block_bytes), (None, None))
-    return tma_operand(tma.atom, boxes, weight_tensor(plan, memory, blocks), 2)
-
-
 # --- warps between TMA and the operand: rows of patches of 14 bytes, side by side in a strip, become rows of 16 ------
-
 
 THREADS = REPACK_WARPS * 32
 
@@ -189,11 +144,6 @@ class Repack:
     A strip lands as ``[row][patch][14 bytes]``, the patches of all images side by side, and the operand wants ``[row]
     [patch][16 bytes]``: row i of either, counted through, begins at 14 i and at 16 i. What a thread copies does not
     depend on where rows of the images end. The last two rows of a patch in the operand, zeros, are not there.
-
-    Attributes:
-        raw, stages: buffers of both.
-        strips, operands: pipes of both.
-        thread: index among the threads of the role.
     """
 
     plan: Sm90ImagesPlan
@@ -283,7 +233,6 @@ class Repack:
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-
 @dataclass(frozen=True)
 class DeviceArguments:
     """Arguments of the kernel from the host function: the instruction, and the operands."""
@@ -292,161 +241,86 @@ class DeviceArguments:
     operands: StripsArguments
 
 
-@dataclass(frozen=True)
-class SplitMma(Mma):
-    """With descriptors of their own for the shorter parts of split rows, the last block of every stage."""
-
-    rest_fragments: cute.Tensor
-
-    def _columns(self, stage: Int32, block: int, step: int) -> cute.Tensor:
-        longer, shorter = self.plan.row_parts
-        if block < longer.blocks:
-            return self.x_fragments[None, None, step, stage * longer.blocks + block]
-        return self.rest_fragments[None, None, step, stage * shorter.blocks + block - longer.blocks]
-
-
-class Sm90ImagesKernel(ImagesHost):
+class Sm90ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 
     plan: Sm90ImagesPlan
 
     def arguments(self, o: Operands, weight: cute.Tensor, grid: tuple[Int32, Int32]) -> DeviceArguments:
         plan = self.plan
-        weight = weight if plan.resident else weight_tma(plan, weight)
+        if not plan.resident:
+            weight = load_tma(weight, k_major(Int8, self._weight_box, 1), self._weight_box)
         out = cute.make_tensor(o.out, out_layout(o.batch, *grid, o.n))
-        out = store_tma(out, self._staging_layout(), self._out_box())
+        out = store_tma(out, self.staging_layout(), self.out_box)
         images = images_tma(plan, o, plan.config.cluster)
-        source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
         common = strips_arguments(plan, o, grid, images, weight, out)
-        return DeviceArguments(integer_mma(plan, source), common)
+        return DeviceArguments(self.tiled_mma(Int8, Uint8), common)
 
-    def _out_box(self) -> tuple[int, int, int, int]:
+    @property
+    def _weight_box(self) -> tuple[int, int]:
+        """``[features, 128 bytes of K]`` of a CTA."""
+        return (self.plan.features, self.plan.k_block_bytes)
+
+    @property
+    def out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""
         return (self.plan.tile_patches, 64, self.plan.tile_images, 1)
 
-    def _staging_layout(self) -> cute.ComposedLayout:
-        """That box in BF16, SWIZZLE_128B: patches follow each other, image after image, as the columns of a tile do."""
+    def staging_layout(self) -> cute.ComposedLayout:
         strides = (64, 1, 64 * self.plan.tile_patches, 64 * self.plan.tile_rows)
-        return swizzled(cute.make_layout(self._out_box(), stride=strides))
+        return swizzled(cute.make_layout(self.out_box, stride=strides))
 
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
-        plan, config, o = self.plan, self.plan.config, args.operands
-        warp, cta_rank = warp_and_rank(plan)
-        barriers, (weight, strips, staging, *raw), pipes = allocate(plan, self.graph, Sm90Pipe)
-        pipe = pipes["operands"]
-        begin(self.graph, warp == plan.load_warp, barriers, (o.images[0].atom, o.out.atom))
+        self.run(args, profile)
 
-        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
-        cluster, clusters = this_cluster(plan)
-        n_tile = cluster % o.feature_groups * config.cluster + cta_rank
-        order = images_order(plan, o, cluster // o.feature_groups, clusters // o.feature_groups)
+    def atoms(self, operands: StripsArguments) -> tuple[cute.CopyAtom, ...]:
+        return operands.images[0].atom, operands.out.atom
 
-        if warp >= plan.load_warp:
-            cute.arch.setmaxregister_decrease(plan.producer_registers)
-            if warp == plan.load_warp:
-                loaded = (raw[0], pipes["raw"]) if plan.repacks else (strips, pipe)
-                self._load(o, weight, *loaded, order, n_tile, cta_rank).run()
-            elif cutlass.const_expr(plan.repacks):
-                thread = cute.arch.thread_idx()[0] - (plan.load_warp + 1) * 32
-                Repack(
-                    plan=plan, raw=raw[0], stages=strips, strips=pipes["raw"], operands=pipe, order=order, thread=thread
-                ).run()
-        else:
-            cute.arch.setmaxregister_increase(plan.consumer_registers)
-            self._mma(args, (weight, strips, staging), pipe, order, n_tile, warp // 4).run()
-        stamps.finish()
+    def order(self, operands: StripsArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
+        return images_order(self.plan, operands, first, step)
 
-    def _load(
-        self,
-        args: StripsArguments,
-        shared: cute.Pointer,
-        strips: cute.Pointer,
-        pipe: Sm90Pipe,
-        order: ImageOrder | PositionOrder,
-        n_tile: Int32,
-        cta_rank: Int32,
-    ) -> StripLoad:
-        ctas = self.plan.config.cluster
-        weight = None
-        if cutlass.const_expr(not self.plan.resident):
-            weight = weight_operand(self.plan, args.weight, shared, self.plan.ring_blocks)
-        pairs = zip(args.images, self.plan.row_parts, strict=True)
+    def weight_stages(self, frame: Frame) -> cute.Tensor:
+        return shared_tensor(frame.memory[0], k_major(Int8, self._weight_box, self.plan.ring_blocks), Int8)
+
+    def x_stages(self, frame: Frame) -> Iterator[cute.Tensor]:
+        for part in self.plan.row_parts:
+            yield operand(self.plan, frame.memory[1], part)
+
+    def staging(self, frame: Frame) -> cute.Pointer:
+        return frame.memory[2]
+
+    def repack(self, frame: Frame) -> Repack:
+        thread = cute.arch.thread_idx()[0] - (self.plan.load_warp + 1) * 32
+        _, strips, _, raw = frame.memory
+        return Repack(self.plan, raw, strips, frame.pipes["raw"], frame.pipes["operands"], frame.order, thread)
+
+    def load(self, args: DeviceArguments, frame: Frame) -> StripLoad:
+        plan, o, ctas, weight = self.plan, args.operands, self.plan.config.cluster, None
+        buffers, pipe = frame.memory[1], frame.pipes["operands"]
+        if cutlass.const_expr(plan.repacks):
+            buffers, pipe = frame.memory[3], frame.pipes["raw"]
+        if cutlass.const_expr(not plan.resident):
+            features = cute.local_tile(o.weight.view, self._weight_box, (None, None))
+            weight = tma_operand(o.weight.atom, features, self.weight_stages(frame), 2)
+        pairs = zip(o.images, plan.row_parts, strict=True)
         return StripLoad(
-            plan=self.plan,
-            parts=tuple(strip_boxes(self.plan, tma, strips, (ctas, cta_rank), part) for tma, part in pairs),
+            plan=plan,
+            parts=tuple(strip_boxes(plan, tma, buffers, (ctas, frame.rank), part) for tma, part in pairs),
             operands=pipe,
-            order=order,
-            row_tiles=args.row_tiles,
+            order=frame.order,
+            row_tiles=o.row_tiles,
             multicast=all_ctas(ctas),
             weight=weight,
-            n_tile=n_tile,
+            n_tile=frame.n_tile,
         )
 
-    def _mma(
-        self,
-        args: DeviceArguments,
-        memory: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
-        pipe: Sm90Pipe,
-        order: ImageOrder | PositionOrder,
-        n_tile: Int32,
-        warpgroup_index: Int32,
-    ) -> Mma:
-        plan, config, o = self.plan, self.plan.config, args.operands
-        shared, strips, staging = memory
-        thread = cute.arch.thread_idx()[0] % 128
-        slice_ = args.tiled_mma.get_slice(thread)
-        feature_block = n_tile * config.warpgroups + warpgroup_index
-        if cutlass.const_expr(plan.resident):
-            columns = plan.k_blocks * plan.k_block_bytes
-            weight = resident_weight(args.tiled_mma, slice_, o.weight, feature_block, columns)
-        else:
-            streamed = weight_tensor(plan, shared, plan.ring_blocks)
-            mine = cute.local_tile(streamed, (64, plan.k_block_bytes, plan.ring_blocks), (warpgroup_index, 0, 0))
-            weight = args.tiled_mma.make_fragment_A(slice_.partition_A(mine))
-        fragments, *others = (
-            args.tiled_mma.make_fragment_B(slice_.partition_B(operand(plan, strips, part))) for part in plan.row_parts
-        )
-
-        buffer = warpgroup_staging(
-            plan,
-            staging,
-            layout=self._staging_layout(),
-            out=o.out,
-            box=self._out_box(),
-            warpgroup=warpgroup_index,
-            staged=self.graph.named_barrier("staged 0"),
-            stamps=pipe.stamps,
-        )
-        feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
+    def epilogue(
+        self, operands: StripsArguments, staging: WarpgroupStaging, feature_block: Int32
+    ) -> Sm90ImagesEpilogue:
+        o, feature = operands, feature_block * 64 + staging.thread // 32 * 16 + staging.thread % 32 // 4
         scales = (scale_of_feature(o.scale, feature), scale_of_feature(o.scale, feature + 8))
-        epilogue = Sm90ImagesEpilogue(
-            plan=plan,
-            staging=buffer,
-            table=o.table,
-            scales=scales,
-            held=self._held(),
-            row_tiles=o.row_tiles,
-            feature_block=feature_block,
-            thread=thread,
-        )
-        common = {
-            "plan": plan,
-            "tiled_mma": args.tiled_mma,
-            "accumulator_type": Int32,
-            "weight": weight,
-            "x_fragments": fragments,
-            "operands": pipe,
-            "epilogue": epilogue,
-            "order": order,
-            "tile_stages": Int32(plan.tile_stages),
-            "warpgroup": warpgroup_index,
-            "thread": thread,
-            "order_barrier": self.graph.named_barrier("order barrier 0"),
-        }
-        if cutlass.const_expr(plan.splits):
-            return SplitMma(**common, rest_fragments=others[0])
-        return Mma(**common)
+        return Sm90ImagesEpilogue(self.plan, staging, o.table, scales, self._held(), o.row_tiles, feature_block)
 
     def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:
         if not self.plan.holds_table:
@@ -458,4 +332,4 @@ class Sm90ImagesKernel(ImagesHost):
         return values, position
 
 
-dsl.name_kernel(Sm90ImagesKernel.kernel, "patch_embed_images_sm90a")
+compiling.name_kernel(Sm90ImagesKernel.kernel, "patch_embed_images_sm90a")

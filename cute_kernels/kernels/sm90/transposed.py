@@ -6,18 +6,30 @@ which a warpgroup can keep in registers for the whole launch, and the rows of a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int8, Int32
-from cutlass.cute.nvgpu import warp, warpgroup
+from cutlass import BFloat16, Float32, Int8, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types, tensor_of
-from cute_kernels.kernels.pipes import PipelineState, Sm90Pipe, Stamps
+from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.pipes import (
+    PipelineState,
+    Sm90Pipe,
+    Stamps,
+    allocate,
+    begin,
+    make_stamps,
+    stamp_waits,
+    this_cluster,
+    warp_and_rank,
+)
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import MMA_STEPS, StagingBuffer, Tma, staging_buffer
+from cute_kernels.kernels.tma import MMA_STEPS, StagingBuffer, staging_buffer
 from cute_kernels.plan.base import VECTOR_BYTES, Phase
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 
@@ -44,7 +56,7 @@ class Mma:
         accumulator_type: of its result.
         weight: A operand: register fragments ``[.., k step]`` if resident, otherwise shared-memory descriptors
             ``[.., k step in block, block]``.
-        x_fragments: shared-memory descriptors ``[.., k step in block, block]``.
+        x_fragments: shared-memory descriptors ``[.., k step in block, block]`` of each part of a stage.
         order_barrier: first of the named barriers by which warpgroups hand the tensor cores to each other.
     """
 
@@ -52,7 +64,7 @@ class Mma:
     tiled_mma: cute.TiledMma
     accumulator_type: type
     weight: cute.Tensor
-    x_fragments: cute.Tensor
+    x_fragments: tuple[cute.Tensor, ...]
     operands: Sm90Pipe
     epilogue: TileEpilogue
     order: PositionOrder | ImageOrder
@@ -64,7 +76,8 @@ class Mma:
     @cute.jit
     def run(self) -> None:
         plan = self.plan
-        accumulator = cute.make_rmem_tensor(self._accumulator_shape(), self.accumulator_type)
+        shape = self.tiled_mma.partition_shape_C((64, plan.tile_rows))
+        accumulator = cute.make_rmem_tensor(shape, self.accumulator_type)
         state = self.operands.consumer_state()
         if self.warpgroup == plan.config.warpgroups - 1 and self.order.first < self.order.tiles:
             self._pass_on(0)
@@ -108,9 +121,6 @@ class Mma:
         warpgroup.wait_group(outstanding)
         self.operands.arrive_empty(stage, self.thread, self.plan.stage_ctas)
 
-    def _accumulator_shape(self) -> cute.Shape:
-        return self.tiled_mma.partition_shape_C((64, self.plan.tile_rows))
-
     @cute.jit
     def _stage(self, accumulator: cute.Tensor, stage: cutlass.Constexpr[int], state: PipelineState) -> None:
         """Issues the WGMMAs of one stage as one group; stage 0 overwrites the accumulators."""
@@ -133,7 +143,11 @@ class Mma:
 
     def _columns(self, stage: Int32, block: int, step: int) -> cute.Tensor:
         """The B operand of a step of a block of a stage."""
-        return self.x_fragments[None, None, step, stage * self.plan.config.stage_blocks + block]
+        for fragments, blocks in zip(self.x_fragments, self.plan.part_blocks, strict=True):
+            if block < blocks:
+                return fragments[None, None, step, stage * blocks + block]
+            block -= blocks
+        raise ValueError(f"block = {block}: must be less than the blocks of a stage")
 
     @property
     def _ordered(self) -> bool:
@@ -163,7 +177,6 @@ class Mma:
 
 # --- the weight as a warpgroup keeps it: fragments of the A operand in registers -------------------------------------
 
-
 FRAGMENT_WORDS = 4
 """Registers per thread of a 64 x 32 byte A operand."""
 
@@ -175,25 +188,17 @@ _REGISTER_BYTES = 32
 
 @cute.jit
 def resident_weight(
-    tiled_mma: cute.TiledMma,
-    slice_: cute.ThrMma,
-    weight: cute.Tensor,
-    feature_block: Int32,
-    columns: cutlass.Constexpr[int],
+    tiled_mma: cute.TiledMma, slice_: cute.ThrMma, weight: cute.Tensor, feature_block: Int32,
+    columns: cutlass.Constexpr[int]
 ) -> cute.Tensor:
-    """This thread's fragments of 64 features x ``columns`` elements of the weight, zero beyond its end.
+    """This thread's fragments of 64 features x ``columns`` elements of the weight ``[N, K]``, zero beyond its end.
 
     A fragment register is four neighbouring bytes of K, which is a multiple of 16 bytes: a register is all inside or
     all out.
-
-    Args:
-        tiled_mma, slice_: the operation, and this thread's part of it.
-        weight: ``[N, K]`` of 8- or 16-bit elements.
-        feature_block: which 64 features.
-        columns: K, rounded up to whole blocks.
     """
     per_word = cutlass.const_expr(Int32.width // weight.element_type.width)
-    fragments = _fragments(tiled_mma.partition_shape_A((64, columns)), weight.element_type)
+    shape, dtype = tiled_mma.partition_shape_A((64, columns)), weight.element_type
+    fragments = _signed_fragments(shape) if dtype is Int8 else cute.make_rmem_tensor(shape, dtype)
     words = cute.recast_tensor(fragments, Int32)
     coordinates = slice_.partition_A(cute.make_identity_tensor((64, columns)))
     for step in cutlass.range_constexpr(columns // (FRAGMENT_K_BYTES // 4 * per_word)):
@@ -208,16 +213,9 @@ def resident_weight(
     return fragments
 
 
-def _fragments(shape: cute.Shape, dtype: type) -> cute.Tensor:
-    return _signed_fragments(shape) if dtype is Int8 else cute.make_rmem_tensor(shape, dtype)
-
-
 @dsl_user_op
 def _signed_fragments(shape: cute.Shape, *, loc=None) -> cute.Tensor:
-    """Registers of si8, as an integer MMA wants them. Those of ``make_rmem_tensor(.., Int8)`` are i8, which it refuses.
-
-    CuTe DSL 4.8.1 has no public way to them.
-    """
+    """Registers of si8, as integer MMAs want them: those of ``Int8`` are i8, and CuTe DSL 4.8.1 has no public way."""
     layout = cute.make_layout(shape, loc=loc)
     pointer = cute_ir.PtrType.get(mlir_types.si8(), cute_ir.AddressSpace.rmem, _REGISTER_BYTES)
     memory = cute_ir.memref_alloca(cute_ir.MemRefType.get(pointer, layout.type), layout=layout, loc=loc)
@@ -225,7 +223,6 @@ def _signed_fragments(shape: cute.Shape, *, loc=None) -> cute.Tensor:
 
 
 # --- a warpgroup's staging buffer: accumulators of 64 features x columns, transposed on their way to a TMA store -----
-
 
 ROWS_PER_STORE = 16
 """Rows of the output (WGMMA columns) that one stmatrix.x4 of a warp covers, with the warp's 16 features."""
@@ -236,12 +233,8 @@ class WarpgroupStaging(StagingBuffer):
     """The buffer of a warpgroup, of rows of 64 BF16 features; it begins on 1024 bytes, the period of SWIZZLE_128B.
 
     A thread holds features ``lane / 4`` and ``lane / 4 + 8`` of its warp's 16, and of every 8 columns two neighbouring
-    ones (PTX ISA, wgmma accumulator layout). stmatrix with ``.trans`` turns that into rows of features.
-
-    Attributes:
-        thread: index in the warpgroup.
-        staged: named barrier of this warpgroup.
-        stamps: of the warp.
+    ones (PTX ISA, wgmma accumulator layout). stmatrix with ``.trans`` turns that into rows of features. ``staged`` is
+    the warpgroup's named barrier.
     """
 
     thread: Int32
@@ -291,28 +284,140 @@ class WarpgroupStaging(StagingBuffer):
         cute.arch.barrier(barrier_id=self.staged, number_of_threads=128)
 
 
-def warpgroup_staging(
-    plan: TransposedPlan,
-    storage: cute.Pointer,
-    layout: cute.ComposedLayout,
-    out: Tma,
-    box: tuple[int, ...],
-    warpgroup: Int32,
-    staged: int,
-    stamps: Stamps,
-) -> WarpgroupStaging:
-    """The buffer of a consumer warpgroup.
+# --- the kernel ------------------------------------------------------------------------------------------------------
 
-    Args:
-        plan: says how large it is.
-        storage: staging of the CTA.
-        layout: of a box in it.
-        out: TMA store made with that layout, and its view of the output.
-        box: what is stored at once.
-        warpgroup: which one.
-        staged: named barrier of the first of them.
-        stamps: of the warp.
-    """
-    buffer = storage + cute.assume(warpgroup * plan.staging_bytes, divby=plan.swizzle_period)
-    own, thread = staging_buffer(buffer, layout, BFloat16, out, box), cute.arch.thread_idx()[0] % 128
-    return WarpgroupStaging(**vars(own), thread=thread, staged=staged + warpgroup, stamps=stamps)
+class Arguments(Protocol):
+    """Arguments of every kernel: the instruction, and TMA copies, weight, table and sizes in tiles."""
+
+    tiled_mma: cute.TiledMma
+    operands: Any
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a thread of a kernel is, and what its CTA has: features, regions behind the barriers, pipes, tiles."""
+
+    rank: Int32
+    n_tile: Int32
+    memory: list[cute.Pointer]
+    pipes: dict[str, Sm90Pipe]
+    order: PositionOrder | ImageOrder
+
+
+class TransposedKernel:
+    """Device side of a plan. A subclass says what is loaded and multiplied, and what is stored."""
+
+    plan: TransposedPlan
+    graph: Graph
+
+    def atoms(self, operands: Any) -> tuple[cute.CopyAtom, ...]:
+        """Descriptors to be prefetched."""
+        raise NotImplementedError
+
+    def order(self, operands: Any, first: Int32, step: Int32) -> PositionOrder | ImageOrder:
+        """The tiles of a cluster."""
+        raise NotImplementedError
+
+    def load(self, args: Any, frame: Frame) -> Any:
+        """The role of the load warp."""
+        raise NotImplementedError
+
+    def repack(self, frame: Frame) -> Any:
+        """The role of warps between the load warp and the consumers, if the plan has them."""
+        raise NotImplementedError
+
+    def weight_stages(self, frame: Frame) -> cute.Tensor:
+        """``[features, 128 bytes of K, block]`` of a streamed weight."""
+        raise NotImplementedError
+
+    def x_stages(self, frame: Frame) -> Iterator[cute.Tensor]:
+        """``[rows of a tile, 128 bytes of K, block]`` of each part of a stage."""
+        raise NotImplementedError
+
+    def staging(self, frame: Frame) -> cute.Pointer:
+        """Staging of all warpgroups."""
+        raise NotImplementedError
+
+    @property
+    def out_box(self) -> tuple[int, ...]:
+        """A warpgroup's part of a tile, which it stores at once, in the modes of the output."""
+        raise NotImplementedError
+
+    def staging_layout(self) -> cute.ComposedLayout:
+        """That box in shared memory, SWIZZLE_128B: rows of 64 features, in the order of the columns of a tile."""
+        raise NotImplementedError
+
+    def epilogue(self, operands: Any, staging: WarpgroupStaging, feature_block: Int32) -> TileEpilogue:
+        """The epilogue of a warpgroup's 64 features, with its buffer."""
+        raise NotImplementedError
+
+    def tile_stages(self, args: Any) -> Int32:
+        """Stages of a tile."""
+        return Int32(self.plan.tile_stages)
+
+    def tiled_mma(self, weight: type, x: type) -> cute.TiledMma:
+        """WGMMA of 64 features, the rows of a tile and 32 bytes of K."""
+        source = warpgroup.OperandSource.RMEM if self.plan.resident else warpgroup.OperandSource.SMEM
+        shape = (64, self.plan.tile_rows, self.plan.mma_k_bytes * 8 // x.width)
+        majors = (OperandMajorMode.K, OperandMajorMode.K)
+        if self.plan.sums_integers:
+            return cute.make_tiled_mma(warpgroup.MmaI8Op(weight, x, Int32, shape, source, *majors))
+        if x.width == 16:
+            return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(x, Float32, shape, source, *majors))
+        return cute.make_tiled_mma(warpgroup.MmaF8Op(weight, x, Float32, shape, source, *majors))
+
+    @cute.jit
+    def run(self, args: Arguments, profile: cute.Pointer | None) -> None:
+        """The whole kernel."""
+        plan, o = self.plan, args.operands
+        warp_index, rank = warp_and_rank(plan)
+        barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
+        begin(self.graph, warp_index == plan.load_warp, barriers, self.atoms(o))
+
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp_index))
+        cluster, clusters = this_cluster(plan)
+        n_tile = cluster % o.feature_groups * plan.config.cluster + rank
+        order = self.order(o, cluster // o.feature_groups, clusters // o.feature_groups)
+        frame = Frame(rank, n_tile, memory, pipes, order)
+
+        if warp_index >= plan.load_warp:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp_index == plan.load_warp:
+                self.load(args, frame).run()
+            elif cutlass.const_expr("repack" in plan.roles):
+                self.repack(frame).run()
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            self._mma(args, frame, warp_index // 4).run()
+        stamps.finish()
+
+    def _mma(self, args: Arguments, frame: Frame, group: Int32) -> Mma:
+        plan, mma, pipe = self.plan, args.tiled_mma, frame.pipes["operands"]
+        thread = cute.arch.thread_idx()[0] % 128
+        own = mma.get_slice(thread)
+        feature_block = frame.n_tile * plan.config.warpgroups + group
+        if plan.resident:
+            weight = resident_weight(mma, own, args.operands.weight, feature_block, plan.k_blocks * plan.tile_k)
+        else:
+            stages = self.weight_stages(frame)
+            mine = cute.local_tile(stages, (64, plan.tile_k, plan.ring_blocks), (group, 0, 0))
+            weight = mma.make_fragment_A(own.partition_A(mine))
+        x_fragments = tuple(mma.make_fragment_B(own.partition_B(part)) for part in self.x_stages(frame))
+        buffer = self.staging(frame) + cute.assume(group * plan.staging_bytes, divby=plan.swizzle_period)
+        stored = staging_buffer(buffer, self.staging_layout(), BFloat16, args.operands.out, self.out_box)
+        staged = self.graph.named_barrier("staged 0") + group
+        staging = WarpgroupStaging(**vars(stored), thread=thread, staged=staged, stamps=pipe.stamps)
+        return Mma(
+            plan=plan,
+            tiled_mma=mma,
+            accumulator_type=Int32 if plan.sums_integers else Float32,
+            weight=weight,
+            x_fragments=x_fragments,
+            operands=pipe,
+            epilogue=self.epilogue(args.operands, staging, feature_block),
+            order=frame.order,
+            tile_stages=self.tile_stages(args),
+            warpgroup=group,
+            thread=thread,
+            order_barrier=self.graph.named_barrier("order barrier 0"),
+        )

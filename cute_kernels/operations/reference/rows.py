@@ -39,9 +39,7 @@ def accumulate(x: torch.Tensor, weight: torch.Tensor, arithmetic: str = "exact")
 def _table_rows(
     bias: torch.Tensor | None, pos_embed: torch.Tensor | None, positions: torch.Tensor
 ) -> torch.Tensor | None:
-    """FP32 ``bias + pos`` at the given positions, broadcastable to ``[rows, N]``; None if both are absent.
-
-    A number that is no position gives NaN.
+    """FP32 ``bias + pos`` at positions, NaN at what is none, broadcastable to ``[rows, N]``; None if both are absent.
     """
     if pos_embed is None:
         return None if bias is None else bias.to(torch.float32)[None, :]

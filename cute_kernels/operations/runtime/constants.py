@@ -144,7 +144,6 @@ class Source(Identity):
 
 # --- what was made of them -------------------------------------------------------------------------------------------
 
-
 @dataclass
 class _Entry:
     sources: list[Source | None]
@@ -330,10 +329,7 @@ def outside_of_pools(build: Callable[[], Any], *sources: torch.Tensor | None) ->
 
 
 def _receives_weights() -> bool:
-    """Whether another process may write into parameters: collectives (broadcast, all_reduce) bump no version counter.
-
-    All groups count, for weights of a rollout often come through one beside the default group.
-    """
+    """Whether another process of any group may write into parameters: collectives bump no version counter."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     groups = () if c10d is None else c10d._world.pg_map
     return any(group.size() > 1 for group in groups)

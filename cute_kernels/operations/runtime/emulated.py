@@ -58,12 +58,8 @@ def launch(
 
 
 def _launch(
-    plan: Plan,
-    operands: Operands,
-    options: emulator.Options | None,
-    progress: Callable[[int, int], None] | None,
-    artifact: Artifact | None,
-    repeat: int,
+    plan: Plan, operands: Operands, options: emulator.Options | None, progress: Callable[[int, int], None] | None,
+    artifact: Artifact | None, repeat: int
 ) -> emulator.Report:
     """One kernel, as `launch` says."""
     artifact = artifact or compile_plan(plan, emulated=True)

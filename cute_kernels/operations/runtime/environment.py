@@ -19,14 +19,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from cute_kernels import dsl
 from cute_kernels.common import extras
+from cute_kernels.dsl import compiling
 from cute_kernels.dsl import kernel_cache as cache
 from cute_kernels.plan import ARCHS, arch_of
 
 Status = Literal["ok", "note", "wrong"]
 
-DSL, DSL_VERSIONS = dsl.DISTRIBUTION, dsl.KERNEL_VERSIONS
+DSL, DSL_VERSIONS = compiling.DISTRIBUTION, compiling.KERNEL_VERSIONS
 _RUNTIME_WHEELS = {f"{DSL}-libs-cu12": 12, f"{DSL}-libs-cu13": 13}
 _OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 """Oldest Linux driver for each CUDA major version (CUDA Toolkit release notes, minor version compatibility)."""

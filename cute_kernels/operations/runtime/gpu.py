@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import torch
 
-from cute_kernels import dsl
+from cute_kernels.dsl import host_code
 from cute_kernels.operations.compile import Artifact, Frames, compile_plan
 from cute_kernels.operations.runtime.operands import Operands, picker
 from cute_kernels.plan import Plan
@@ -85,4 +85,4 @@ class BoundLaunch:
         return lambda values: launch(pick(values))
 
     def _fail(self, status: int) -> NoReturn:
-        dsl.fail(f"launch of {self._name}", status)
+        host_code.fail(f"launch of {self._name}", status)

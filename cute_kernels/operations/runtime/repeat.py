@@ -139,8 +139,9 @@ class RepeatedCall:
             return None
         if DERIVED.generation != self.generation or (gradients and any(tensor.requires_grad for tensor in tensors)):
             return None
-        if (DERIVED.compares_on_gpu or PEFT in sys.modules) and not self._are_unchanged(values):
-            return None
+        if DERIVED.compares_on_gpu or PEFT in sys.modules:
+            if not DERIVED.are_unchanged(self.then, *(values[place] for place, *_ in self.constants)):
+                return None
         arguments: list[Any] = []
         for place, alignment in self.operands:
             address = values[place].data_ptr()
@@ -156,10 +157,6 @@ class RepeatedCall:
         arguments.append(out.data_ptr())
         self.launch(arguments)
         return out
-
-    def _are_unchanged(self, values: tuple) -> bool:
-        """Compared with copies."""
-        return DERIVED.are_unchanged(self.then, *(values[place] for place, *_ in self.constants))
 
 
 class RepeatedCalls:
@@ -183,11 +180,7 @@ class RepeatedCalls:
         """Launches a remembered call, or returns None if it has to be made the long way.
 
         Takes the operation's arguments unchecked, whatever they are, and leaves it to the long way to say what is wrong
-        with them; only factors that are no legal numbers raise here.
-
-        Args:
-            values: the arguments.
-            gradients: refuses tensors that require them.
+        with them; only factors that are no legal numbers raise here. ``gradients`` refuses tensors that require them.
         """
         main = id(values[self._main])
         call = self.recent.get(main)
@@ -225,13 +218,7 @@ class RepeatedCalls:
         operands: Operands,
         out: torch.Tensor,
     ) -> None:
-        """Remembers a call that was just made the long way on the current stream, if it may be made again.
-
-        Args:
-            values: the operation's arguments by name.
-            plan, operands: of the launch.
-            out: what the call returned.
-        """
+        """Remembers a call that was just made the long way on the current stream, if it may be made again."""
         if torch.cuda.is_current_stream_capturing():
             return  # memory of a graph's own pool must not outlive the graph
         given = {i: a for i, a in enumerate(self._arguments) if isinstance(values[a.name], torch.Tensor)}
@@ -264,15 +251,8 @@ class RepeatedCalls:
         return tuple(key)
 
     def _remember(
-        self,
-        given: Mapping[int, Repeatable],
-        values: tuple,
-        plan: Plan,
-        operands: Operands,
-        out: torch.Tensor,
-        *,
-        stream: int,
-        forget: Callable[[Any], None],
+        self, given: Mapping[int, Repeatable], values: tuple, plan: Plan, operands: Operands, out: torch.Tensor, *,
+        stream: int, forget: Callable[[Any], None]
     ) -> RepeatedCall:
         """``given``: arguments that are tensors, by their places among ``values``."""
         as_is = {i: a.operand for i, a in given.items() if _is_operand(a, values[i])}

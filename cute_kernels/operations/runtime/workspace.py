@@ -13,14 +13,7 @@ _SUMS: dict[_Key, torch.Tensor] = {}
 
 
 def workspace(device: torch.device, counters: int, sums: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two, for launches on the current stream.
-
-    Args:
-        device: where.
-        counters: how many int32, which every kernel leaves as 0 as it found them.
-        sums: how many numbers, whatever they are.
-        dtype: of these, of 4 bytes.
-    """
+    """The two, for launches on the current stream: int32 counters, which kernels leave as 0, and sums of 4 bytes."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return torch.zeros(counters, dtype=torch.int32, device=device), torch.empty(sums, dtype=dtype, device=device)
     key = device, torch.cuda.current_stream(device).cuda_stream

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 import pytest
 import torch
-from cutlass import Float4E2M1FN, Float32, Int32, Int64
+from cutlass import Float4E2M1FN, Float32, Float64, Int32, Int64
+from cutlass.base_dsl.typing import FloatMeta
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
+from cutlass.cutlass_dsl import T
 
 from cute_kernels.emulator import UnsupportedPTX
-from cute_kernels.emulator.programs import capture
+from cute_kernels.emulator.programs import capture, compile_arguments
 from tests.emulator import call_kernels as kernels
 from tests.processes import run_python
 
@@ -212,3 +217,17 @@ def test_python_numbers_in_a_plain_tuple() -> None:
     assert y.tolist() == [7.0] * 32
     with pytest.raises(TypeError, match=r"argument numbers\[0\]: compiled with the int 1; 2.5 is given"):
         compiled(y, (2.5, 4))
+
+
+def test_an_element_type_that_the_program_registered_with_tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the name of the type whose memory it has, where torch has another type of its own name."""
+
+    class Complex64(Float64, metaclass=FloatMeta, width=64, mlir_type=T.f64):
+        pass
+
+    registered = types.SimpleNamespace(NumericToTVMFFIDtype={Complex64: "float64"})
+    monkeypatch.setitem(sys.modules, "cutlass.cute._tvm_ffi_args_spec_converter", registered)
+    fake = make_fake_compact_tensor(Complex64, (4,), stride_order=(0,))
+    assert compile_arguments.torch_dtype(fake) is torch.float64
+    registered.NumericToTVMFFIDtype.clear()
+    assert compile_arguments.torch_dtype(fake) is torch.complex64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import re
@@ -301,6 +302,19 @@ def test_the_random_numbers_of_the_device_can_be_drawn_again(device) -> None:
     assert drawn() == second
     torch.cuda.manual_seed_all(7)
     assert drawn() == first
+    torch.cuda.set_rng_state_all(torch.cuda.get_rng_state_all())
+    assert drawn() == second and torch.cuda.initial_seed() == 7
+
+
+def test_products_in_another_type(device) -> None:
+    a = torch.randn(16, 16, device="cuda", dtype=torch.bfloat16)
+    exact = (a.double() @ a.double()).float()
+    torch.testing.assert_close(torch.mm(a, a, out_dtype=torch.float32), exact)
+    torch.testing.assert_close(torch.bmm(a[None], a[None], out_dtype=torch.float32)[0], exact)
+    torch.testing.assert_close(torch.addmm(exact, a, a, out_dtype=torch.float32, beta=2), 3 * exact)
+    total = torch.baddbmm(exact[None], a[None], a[None], out_dtype=torch.float32)
+    torch.testing.assert_close(total[0], 2 * exact)
+    assert total.is_cuda and torch.mm(a, a).dtype is torch.bfloat16
 
 
 class Doubled(torch.autograd.Function):
@@ -655,6 +669,49 @@ def test_dlpack_says_where_a_tensor_is(device) -> None:
     x = torch.arange(4.0, device="cuda")
     assert x.__dlpack_device__() == (2, 0) and torch.ones(2).__dlpack_device__()[0] == 1
     assert from_dlpack(x).memspace == AddressSpace.gmem and from_dlpack(torch.ones(2)).memspace != AddressSpace.gmem
+
+
+def test_shapes_are_those_of_torch(device) -> None:
+    x = torch.zeros(4, 3, 2, device="cuda")
+    assert type(x.shape) is type(x.size()) is torch.Size and x.shape[1:].numel() == 6
+    assert all(type(each) is CudaTensor for each in x.split(2))
+
+
+def test_deep_copies_are_on_the_device_and_share_what_their_originals_share(device) -> None:
+    x = torch.arange(8.0, device="cuda")
+    x.label = "weights"
+    parameter = torch.nn.Parameter(torch.ones(2, device="cuda"))
+    same, view, again, copied = copy.deepcopy([x, x[2:], x, parameter])
+    assert same is again and same is not x and same.label == "weights" and copied.requires_grad and copied.is_cuda
+    same[2] = 77
+    assert x[2] == 2 and view[0] == 77 and view.is_cuda and same.data_ptr() in dict(device.regions())
+    with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
+        copy.deepcopy(parameter * 2)
+
+
+def test_classes_can_be_derived_from() -> None:
+    with capture("sm_90a"):
+
+        class Graph(torch.cuda.CUDAGraph):
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+        x, y, graph = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda"), Graph("own")
+        with torch.cuda.graph(graph):
+            launch(x, y, 2.0, 64)
+        graph.replay()
+        assert y.tolist() == [3.0] * 64 and graph.name == "own" and isinstance(graph, torch.cuda.CUDAGraph)
+
+
+def test_fake_tensors_have_no_memory_that_kernels_could_touch() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with capture("sm_90a") as session:
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+        with FakeTensorMode():
+            fake = torch.empty(8, device="cuda")
+        launch(x, y, 2.0, 64)
+        assert y.tolist() == [3.0] * 64 and fake.shape == (8,) and 0 not in dict(session._tensors.regions())
 
 
 def test_queries(device) -> None:
