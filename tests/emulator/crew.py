@@ -248,7 +248,7 @@ def wait_for(tracker: RaceTracker, warp: Any, address: int, order: int, phase: i
     point = tracker.points[address]
     tracker.check_initialised(address, f"a wait of {warp.agent.label}")
     warp.agent.acquire(point, order)
-    library().point_waited(point.address, warp.agent.block_address, phase, warp.agent.executing())
+    library().point_waited(point.address, warp.agent.block_address, phase, warp.agent.executing(), 0)
 
 
 def complete_phase(tracker: RaceTracker, address: int, phase: int) -> None:

@@ -39,6 +39,17 @@ static int32_t refused(const NamedBarriers *all, int64_t number, int64_t threads
   return GO;
 }
 
+// A warp is about to arrive: 0, if that may be counted in the phase before.
+static int in_time(Tables *t, const Agent *agent, Point *point, int64_t number) {
+  agent_order(agent, (uint32_t)agent->live);
+  int64_t column = point_lacks(point, agent->scratch, agent->width);
+  const BarrierFault early = {.address = -1 - number, .phase = point->completed, .column = column, .warp = agent->number,
+                              .place = t->place};
+  if (column >= 0 && stops(t, ARRIVAL_EARLY, .barrier = early)) return 0;
+  point_arrived(point, agent, t->place);
+  return 1;
+}
+
 // A warp arrives, and its lanes vote.
 static void arrive(
     NamedBarriers *all, NamedBarrier *barrier, const WarpHeader *header, int64_t threads, Vote vote, int64_t place) {
@@ -70,6 +81,7 @@ static const Instruction *run_named(const Instruction *i, uint8_t *s, Machine *m
     int full = barrier->arrivals == barrier->room || (agent && !barrier->point);
     if (full && stops(t, MAKE_ROOM, .named.number = number)) return leave(m, ERROR);
     uint32_t voted = i->c & ROWS_B ? AT(u32, i->b) & m->active : operation >= BAR_RED_POPC && AT(u64, i->b) ? m->active : 0;
+    if (agent && !in_time(t, agent, barrier->point, number)) return leave(m, ERROR);
     if (agent) agent_release(agent, barrier->point, m->active, ORDER_SYNC);
     int64_t generation = barrier->generation;
     arrive(all, barrier, header, threads, (Vote){__builtin_popcount(voted), __builtin_popcount(m->active)}, t->place);

@@ -127,6 +127,7 @@ int pass_on(Tables *t, const BulkCopy *copy) {
   if (!copy->identity || !barrier || !barrier->point) return 0;
   Point *point = barrier->point;
   copy->epochs->clocks[copy->identity >> LANE_BITS] = (int32_t)point->completed + 1;
+  if (!mbarrier_in_time(t, COMPLETE_TX, copy->signal, copy->order, copy->width, copy->work.warp, copy->work.place)) return 1;
   clocks_join(point->gathered, copy->order, copy->width);
   point_copied(point, copy->shared >> RANK_SHIFT ^ copy->signal >> RANK_SHIFT, copy->identity);
   if (copy->map_column < 0) return 0;

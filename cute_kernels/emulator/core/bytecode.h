@@ -104,6 +104,10 @@ int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amoun
 // The same, kept for reports: by which instruction, and by which warp.
 int64_t mbarrier_by(
     Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who, int64_t place, int64_t warp);
+// With detectors, a warp that knows a row of order contributes to the current phase of an mbarrier, by itself or by what
+// it has issued. 0: that may be counted in the phase before, Python has been told.
+int mbarrier_in_time(
+    Tables *t, int64_t operation, int64_t address, const int32_t *order, int64_t width, int64_t warp, int64_t place);
 // Whether the running warp may use an mbarrier: it knows of the mbarrier.init.
 int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *point);
 

@@ -27,6 +27,9 @@ int32_t tensor_commit_run(WorkQueues *all, TensorCommit *commit) {
     int64_t target = commit->targets[i];
     const Barrier *barrier = barrier_at(t, target);
     if (barrier && barrier->point && commit->width) {
+      point_hears(barrier->point, clocks, commit->width);
+      const Work *work = &commit->work;
+      if (!mbarrier_in_time(t, TENSOR_COMMIT, target, clocks, commit->width, work->warp, work->place)) return 1;
       point_gather(barrier->point, clocks, commit->width, commit->rank, ORDER_SYNC | ORDER_WIDE);
       if (!note(t, commit, barrier->point, target)) return 1;
     }

@@ -229,9 +229,12 @@ static const Instruction *run_copies_wait(const Instruction *i, uint8_t *s, Mach
 int32_t copies_arrival_run(WorkQueues *all, CopiesArrival *arrival) {
   Tables *t = all->tables;
   Barrier *barrier = barrier_at(t, arrival->barrier);
-  if (barrier && barrier->point && arrival->width)
-    point_gather(barrier->point, (const int32_t *)(void *)(arrival + 1), arrival->width, arrival->rank, ORDER_SYNC);
   const Work *work = &arrival->work;
+  if (barrier && barrier->point && arrival->width) {
+    const int32_t *clocks = (const int32_t *)(const void *)(arrival + 1);
+    if (!mbarrier_in_time(t, ARRIVE, arrival->barrier, clocks, arrival->width, work->warp, work->place)) return 1;
+    point_gather(barrier->point, clocks, arrival->width, arrival->rank, ORDER_SYNC);
+  }
   return mbarrier_by(t, ARRIVE, arrival->barrier, 1, arrival->label, work->place, work->warp) < 0;
 }
 
@@ -262,6 +265,9 @@ static int arrive(
     agent_snapshot(agent, (uint32_t)1 << lane);
     for (int row = 0; row < ROW_PROXY; row++) agent->scratch[row * width + copies->column] = (int32_t)copies->issued;
     memcpy(arrival + 1, agent->scratch, (size_t)CLOCK_BYTES(width));
+    // Without .noinc one more arrival is announced, of which one that the count has anyway must know.
+    if (barrier && barrier->point && i->c & FLAG) point_hears(barrier->point, agent->scratch, width);
+    else if (barrier && barrier->point) point_announce(barrier->point, agent, arrival->work.place);
     agent_advance(agent);
   }
   for (int64_t k = 0; k < t->work->count; k++) {

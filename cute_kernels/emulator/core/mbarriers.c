@@ -13,6 +13,19 @@ static Barrier *live(Tables *t, int64_t operation, int64_t address) {
   return NULL;
 }
 
+// A phase completes: some arrival of it knows of all bytes that it awaited. 0: Python has been told.
+static int announced(Tables *t, int64_t operation, int64_t address, Point *point) {
+  for (int64_t i = 0; point->announcements && i < point->warps; i++) {
+    Followed *warp = &point->followed[i];
+    if (!warp->announced) continue;
+    warp->announced = 0;
+    point->announcements--;
+    const BarrierFault late = {operation, address, .warp = i, .place = warp->announced_place};
+    if (stops(t, ANNOUNCED_LATE, .barrier = late)) return 0;
+  }
+  return 1;
+}
+
 // The phase completes if nothing is pending.
 static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t address) {
   if (barrier->pending || barrier->tx) return 1;
@@ -20,6 +33,10 @@ static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t addres
   int64_t late = point ? point_overtaken(point, barrier->phase, NULL) : -1;
   int64_t place = late < 0 ? -1 : point->followed[late].waited_place;
   if (late >= 0 && stops(t, PHASE_OVERRUN, .barrier = {operation, address, .warp = late, .place = place})) return 0;
+  if (point && !announced(t, operation, address, point)) return 0;
+  late = point ? point_parted(point, barrier->phase) : -1;
+  place = late < 0 ? -1 : point->followed[late].waited_place;
+  if (late >= 0 && stops(t, LANES_OVERTAKEN, .barrier = {operation, address, .warp = late, .place = place})) return 0;
   if (point) point_complete(point, barrier->phase);
   barrier->phase++;
   barrier->pending = barrier->expected;
@@ -126,6 +143,30 @@ int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *
          !stops(t, INIT_ORDER, .barrier = {operation, address, .column = point->init_column, .clock = point->init_clock});
 }
 
+int mbarrier_in_time(
+    Tables *t, int64_t operation, int64_t address, const int32_t *order, int64_t width, int64_t warp, int64_t place) {
+  const Point *point = barrier_at(t, address)->point;
+  int64_t column = point_lacks(point, order, width);
+  int bytes = operation == COMPLETE_TX || operation == EXPECT_TX;
+  const BarrierFault early = {operation, address, .phase = point->completed, .column = column, .warp = warp, .place = place};
+  return column < 0 || !stops(t, bytes ? BYTES_EARLY : ARRIVAL_EARLY, .barrier = early);
+}
+
+// Lanes are about to contribute to a phase: 0, if it may be the one before.
+static int in_time(Tables *t, int64_t operation, int64_t address, int64_t clock) {
+  const Barrier *barrier = barrier_at(t, address);
+  Point *point = barrier ? barrier->point : NULL;
+  if (!point) return 1;
+  const Agent *agent = t->context->agent;
+  point_used(point, agent, clock);
+  int known = !point->completed || agent_row(agent, ROW_ORDER)[point->column] >= point->completed;
+  if (known && !point->announcements && operation != EXPECT_TX) return 1;
+  agent_order(agent, (uint32_t)agent->live);
+  if (operation == EXPECT_TX) point_announce(point, agent, t->place);
+  else if (operation != COMPLETE_TX) point_hears(point, agent->scratch, agent->width);
+  return mbarrier_in_time(t, operation, address, agent->scratch, agent->width, agent->number, t->place);
+}
+
 // Lanes are about to arrive.
 static int release(Tables *t, int64_t operation, const Lanes *group, int64_t order) {
   Barrier *barrier = barrier_at(t, group->address);
@@ -159,8 +200,10 @@ static const Instruction *run_mbarrier(const Instruction *i, uint8_t *s, Machine
   t->place = place_of(i);
   t->progress++;
   if (!takes_logs(t)) return leave(m, ERROR);
+  const int64_t clock = t->context ? t->context->agent->clock : 0;
   for (uint32_t left = m->active; t->context && operation != EXPECT_TX && left;) {
     Lanes group = next_of(i, s, left, 0);
+    t->context->agent->clock = clock;  // of all lanes, wherever they arrive
     if (!release(t, operation, &group, i->imm & 255)) return leave(m, ERROR);
     left &= ~group.lanes;
   }
@@ -169,6 +212,7 @@ static const Instruction *run_mbarrier(const Instruction *i, uint8_t *s, Machine
     if (!together) group.lanes = left & -left;
     const Barrier *barrier = i->d ? barrier_at(t, group.address) : NULL;
     int64_t pending = barrier ? barrier->pending : 0;
+    if (t->context && !in_time(t, operation, group.address, clock)) return leave(m, ERROR);
     phase = perform(t, operation, group.address, group.amount * __builtin_popcount(group.lanes), who);
     left &= ~group.lanes;
     for (; barrier && group.lanes; group.lanes &= group.lanes - 1, pending -= group.amount)
@@ -187,12 +231,15 @@ static int look(Tables *t, int64_t operation, const Lanes *group) {
 }
 
 // Lanes saw the phase before the current one complete.
-static int acquire(Tables *t, int64_t operation, int64_t address, int64_t order) {
-  const Barrier *barrier = barrier_at(t, address);
+static int acquire(Tables *t, int64_t operation, const Lanes *group, int64_t order) {
+  const Barrier *barrier = barrier_at(t, group->address);
   if (!barrier->point) return 1;
-  if (!mbarrier_usable(t, operation, address, barrier->point)) return 0;
-  agent_acquire(t->context->agent, barrier->point, order);
-  point_waited(barrier->point, t->context->agent, barrier->phase - 1, t->place);
+  if (!mbarrier_usable(t, operation, group->address, barrier->point)) return 0;
+  const Context *context = t->context;
+  const uint8_t *parting = context->launch ? context->launch->parting : NULL;
+  agent_acquire(context->agent, barrier->point, order);
+  int64_t lanes = parting && parting[t->place] ? group->lanes : 0;
+  point_waited(barrier->point, context->agent, barrier->phase - 1, t->place, lanes);
   return 1;
 }
 
@@ -210,6 +257,8 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
     Lanes group = next_of(i, s, left, 1);
     int32_t passed = mbarrier_test(t, operation, group.address, group.amount, parity);
     if (passed < 0) return leave(m, ERROR);
+    Point *point = t->context ? barrier_at(t, group.address)->point : NULL;
+    if (point) point_used(point, t->context->agent, t->context->agent->clock);
     if (t->events && passed) {
       int64_t *values = event(t, EVENT_PASSED);
       values[0] = group.address;
@@ -243,7 +292,7 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
   }
   for (uint32_t left = t->context ? done : 0; left;) {
     Lanes group = next_of(i, s, left, 0);
-    if (!acquire(t, operation, group.address, i->imm & 255)) return leave(m, ERROR);
+    if (!acquire(t, operation, &group, i->imm & 255)) return leave(m, ERROR);
     left &= ~group.lanes;
   }
   // Of a test_wait that polls there would be no room for anything else.

@@ -75,9 +75,68 @@ int32_t point_knows(const Point *point, const Agent *agent, int64_t back) {
   return 1;
 }
 
-void point_waited(Point *point, const Agent *agent, int64_t phase, int64_t place) {
+int64_t point_lacks(const Point *point, const int32_t *order, int64_t width) {
+  if (!point->completed) return -1;
+  if (point->column >= 0 && point->column < width && order[point->column] >= point->completed) return -1;
+  if (point->column >= 0 && point->copied & 1) return point->column;
+  int64_t warp = 0;
+  for (int64_t i = 0; i < point->width; i++) {
+    // What the lanes of a warp do by one instruction they do together: of its columns one says how far it has come.
+    while (warp < point->warps && i >= point->bases[warp] + WARP_COLUMNS) warp++;
+    if (warp < point->warps && i >= point->bases[warp] && i != point->bases[warp] + COLUMN_READ) continue;
+    if (i != point->column && point->available[i] > (i < width ? order[i] : 0)) return i;
+  }
+  return -1;
+}
+
+void point_announce(Point *point, const Agent *agent, int64_t place) {
   Followed *warp = followed(point, agent);
   if (!warp) return;
+  point->announcements += !warp->announced;
+  warp->announced = agent->clock;
+  warp->announced_place = place;
+}
+
+void point_hears(Point *point, const int32_t *order, int64_t width) {
+  for (int64_t i = 0; point->announcements && i < point->warps; i++) {
+    int64_t column = point->bases[i] + COLUMN_READ;
+    if (!point->followed[i].announced || column >= width || order[column] < point->followed[i].announced) continue;
+    point->followed[i].announced = 0;
+    point->announcements--;
+  }
+}
+
+void point_used(Point *point, const Agent *agent, int64_t clock) {
+  Followed *warp = followed(point, agent);
+  if (warp) warp->used = clock;
+}
+
+int64_t point_in_use(const Point *point, const Agent *agent) {
+  agent_order(agent, (uint32_t)agent->live);
+  const int32_t *order = agent->scratch;
+  for (int64_t i = 0; i < point->warps; i++)
+    if (order[point->bases[i] + COLUMN_READ] < point->followed[i].used) return point->bases[i] + COLUMN_READ;
+  for (int pair = 0; pair < 2; pair++)  // of a phase that is not complete
+    if (point->copies[pair].phase > point->completed) return point->column;
+  for (int64_t i = 0; i < point->stream_count; i++)
+    if (point->gathered[point->streams[i]] > order[point->streams[i]]) return point->streams[i];
+  return point_lacks(point, order, agent->width);
+}
+
+int64_t point_parted(const Point *point, int64_t phase) {
+  for (int64_t i = 0; i < point->warps; i++) {
+    const Followed *warp = &point->followed[i];
+    if (warp->phase != phase - 1) continue;
+    for (uint32_t lanes = (uint32_t)warp->lanes; lanes; lanes &= lanes - 1)
+      if (point->gathered[point->bases[i] + __builtin_ctz(lanes)] < warp->clock) return i;
+  }
+  return -1;
+}
+
+void point_waited(Point *point, const Agent *agent, int64_t phase, int64_t place, int64_t lanes) {
+  Followed *warp = followed(point, agent);
+  if (!warp) return;
+  warp->lanes = (warp->phase == phase && warp->clock == agent->clock ? warp->lanes : 0) | lanes;
   warp->phase = phase;
   warp->clock = agent->clock;
   warp->waited_place = place;

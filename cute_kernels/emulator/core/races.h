@@ -23,6 +23,14 @@ static inline int is_initialised(const Agent *agent, const Point *point) {
   return point->init_clock && agent_row(agent, ROW_VISIBLE)[point->init_column] >= point->init_clock;
 }
 
+// An agent announces bytes, or an arrival, of the current phase; an arrival that knows a row of order hears of it.
+void point_announce(Point *point, const Agent *agent, int64_t place);
+void point_hears(Point *point, const int32_t *order, int64_t width);
+// An operation on the mbarrier by a warp, at its clock then.
+void point_used(Point *point, const Agent *agent, int64_t clock);
+// As `point_overtaken`, of single lanes where they may part behind their wait.
+int64_t point_parted(const Point *point, int64_t phase);
+
 // An asynchronous operation of this stream arrives. 0: there is no room.
 int point_add_stream(Point *point, int64_t column);
 

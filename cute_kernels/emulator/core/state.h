@@ -38,6 +38,7 @@ enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARR
 enum {
   NOT_LIVE, EXITED, EXTRA_ARRIVALS, EXTRA_BYTES, TOO_MANY_ARRIVALS, TOO_MANY_BYTES,  // of an mbarrier
   INIT_ORDER, PHASE_OVERRUN, PHASE_AMBIGUOUS,  // that detectors find
+  ARRIVAL_EARLY, BYTES_EARLY, ANNOUNCED_LATE, LANES_OVERTAKEN,  // likewise; the first also at a named barrier
   WRONG_NUMBER, WRONG_THREADS, OTHER_THREADS,  // of an arrival at a named barrier: a count may differ from earlier ones
   // Lanes are not all of the warp's; have different operands; are in the member mask of others that name another one; are
   // not those that their member mask names.
@@ -78,7 +79,7 @@ enum {
 };
 // Facts of what Python is asked: each unit has a structure of its own. Facts that a question does not have are 0.
 typedef struct BarrierFault {  // of an mbarrier
-  int64_t operation, address, amount;  // ARRIVE .. ; arrivals or bytes
+  int64_t operation, address, amount;  // ARRIVE .. ; of a named barrier -1 - its number; arrivals or bytes
   int64_t arriver;                     // the number of a label plus one, or 0
   int64_t phase;                       // that is waited for
   int64_t warp, place;                 // whose wait may come too late, at the instruction with this index

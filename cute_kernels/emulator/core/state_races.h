@@ -70,6 +70,9 @@ struct Agent {
 enum { NO_PHASE = -2 };
 typedef struct Followed {
   int64_t phase, clock, waited_place;  // that it waited for last (NO_PHASE: none), its clock then, instruction
+  int64_t lanes;  // mask of those that waited then, where they may part behind the wait
+  int64_t used;   // its clock at its latest operation on the mbarrier
+  int64_t announced, announced_place;  // its clock at an expect_tx that no arrival of the phase knows yet, or 0
   int64_t seen[ORDERS];             // phase that it acquired last with each order
   int64_t arrived, arrived_phase, arrived_place;  // its clock at its latest arrival from another CTA, phase, instruction
   // Its latest tcgen05.commit in C: stream (-1: none), clock, phase, instruction.
@@ -97,6 +100,7 @@ struct Point {
   int64_t *streams;  // columns of asynchronous operations that arrived
   int32_t *earlier;  // int32 [width]: the order row of `available` before the latest phase
   int64_t copied;    // bits of the completed phases, the latest is the lowest: whether a copy signalled it
+  int64_t announcements;  // warps with one that no arrival knows
 };
 
 // Columns, clocks and clusters of all accesses, by epoch number. An identity is an epoch number << LANE_BITS and a lane.
@@ -141,6 +145,7 @@ typedef struct LaunchRegions {
   int64_t count;
   const uint8_t *non_coherent;  // of every instruction of the kernel, whether it is an ld.global.nc; or null
   const uint8_t *stores;        // likewise a store
+  const uint8_t *parting;       // likewise a wait behind which lanes may part, see waits.py
   int64_t first;                // first epoch of the launch
 } LaunchRegions;
 

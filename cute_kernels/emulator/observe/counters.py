@@ -55,6 +55,10 @@ class Counters:
         """Executions per warp role."""
         return {role: sum(n * size for n, size in zip(counts, self._sizes)) for role, counts in self._blocks.items()}
 
+    def of_blocks(self) -> list[int]:
+        """Executions of each basic block by all warps."""
+        return [sum(counts) for counts in zip(*self._blocks.values())] or [0] * len(self._sizes)
+
     @property
     def total(self) -> int:
         return sum(self.by_role.values())

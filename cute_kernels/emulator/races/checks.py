@@ -20,7 +20,7 @@ from cute_kernels.emulator.errors import (
     TensorMemoryRace,
     raising,
 )
-from cute_kernels.emulator.facts import Memory, Side, WarpName
+from cute_kernels.emulator.facts import BarrierState, Memory, Side, WarpName
 from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.machine.state.tmem import COLUMNS, LANE_GROUP, LANES
@@ -78,6 +78,7 @@ class RaceChecks:
         self.agent: Agent | None = None
         self.barriers: MBarriers | None = None  # for reports
         self.report: Callable[[EmulatorError], None] = raising
+        self.stands_against: Callable[[EmulatorError], None] = raising
         self.arrive: Callable[[], None] = lambda: None  # says that the running warp is where the core is
         self.executing: Callable[[], int] = lambda: -1  # index of the instruction that is executed
         self.reported: set[tuple[object, ...]] = set()  # reports after which execution went on
@@ -105,6 +106,10 @@ class RaceChecks:
     def enter_cluster(self) -> None:
         """The cluster runs: accesses that follow are its own."""
         self.epochs.cluster = self.cluster
+
+    def barrier_facts(self, address: int) -> dict[str, BarrierState]:
+        """The mbarrier of a fault."""
+        return {} if self.barriers is None else {"barrier": self.barriers.state(address)}
 
     # --- what the core asks -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import word_count, words
 from cute_kernels.emulator.isa.ptx.flow import Flow
+from cute_kernels.emulator.isa.ptx.waits import parting
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.races.launch_accesses import (
     READ,
@@ -25,7 +26,9 @@ from cute_kernels.emulator.races.sync_point import Knowledge
 
 #: Words of a row of `LaunchShadow`'s table of regions, a `LaunchRegion` of the core.
 _REGION_WORDS = word_count("LaunchRegion")
-_NON_COHERENT, _STORES, _FIRST = (words("LaunchRegions")[name] for name in ("non_coherent", "stores", "first"))
+_NON_COHERENT, _STORES, _PARTING, _FIRST = (
+    words("LaunchRegions")[name] for name in ("non_coherent", "stores", "parting", "first")
+)
 
 
 @dataclass
@@ -71,8 +74,11 @@ class LaunchShadow:
         self._flags = np.zeros(len(flow.kernel.instructions), np.uint8)
         self._flags[list(self.non_coherent)] = 1
         self._stores = np.array([one.parts[0] == "st" for one in flow.kernel.instructions], np.uint8)
+        self._parting = np.zeros(len(flow.kernel.instructions), np.uint8)
+        self._parting[list(parting(flow))] = 1
         self.block[_NON_COHERENT] = self._flags.ctypes.data if self.non_coherent else 0
         self.block[_STORES] = self._stores.ctypes.data
+        self.block[_PARTING] = self._parting.ctypes.data
         self.block[_FIRST] = self.first
         self.track_all()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 
 from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
-from cute_kernels.emulator.facts import BarrierState, Side
+from cute_kernels.emulator.races import phases
 from cute_kernels.emulator.races.abroad import reaches_clusters
 from cute_kernels.emulator.races.checks import RaceChecks
-from cute_kernels.emulator.races.happens_before import Agent
+from cute_kernels.emulator.races.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.races.sync_point import Order, Row, SyncPoint
 
 #: What uses an mbarrier; all others are arrivals.
@@ -36,9 +37,32 @@ class PointRaces(RaceChecks):
         if point is None:
             point = self.points[address] = self.point()
             point.column = self._phases_of(address)
+        if point.invalidated is not None and not self._knows(agent, *point.invalidated):
+            self.stands_against(phases.invalidated_before(self, address, agent))
         point.initialised = agent.initialise()
         point.follow(self.agents)
         return point.address
+
+    def invalidate(self, agent: Agent, address: int) -> None:
+        """mbarrier.inval is about to end what lies there."""
+        point = self.points.get(address)
+        if point is None:
+            return
+        column = library().point_in_use(point.address, agent.block_address)
+        if column >= 0:
+            self.stands_against(phases.invalidated_in_use(self, address, agent, column))
+        point.invalidated = agent.base + Offset.READ, agent.clock
+        agent.advance()
+
+    @staticmethod
+    def _knows(agent: Agent, column: int, clock: int) -> bool:
+        return bool(agent.order(FULL)[column] >= clock)
+
+    def named_point(self) -> SyncPoint:
+        """A new synchronisation point, for a named barrier."""
+        point = self.point(1)
+        point.follow(self.agents)
+        return point
 
     def _phases_of(self, address: int) -> int:
         """The column that counts the phases of an mbarrier."""
@@ -56,10 +80,10 @@ class PointRaces(RaceChecks):
     def before_init(self, address: int, what: str, agent: Agent, column: int, clock: int) -> BarrierMisuse:
         """Error of ``what`` uses an mbarrier whose mbarrier.init, a column and a clock, is not ordered before."""
         return BarrierMisuse(
-            f"{what} uses the mbarrier at {_place(address)}, whose mbarrier.init is not ordered before: "
+            f"{what} uses the mbarrier at {phases.place_of(address)}, whose mbarrier.init is not ordered before: "
             f"{self._hint(agent.clocks, column, clock)}; a barrier, or fence.mbarrier_init before a relaxed one of the "
             "cluster, is needed"
-        ).know("barrier-init-order", **self._barrier(address))
+        ).know("barrier-init-order", **self.barrier_facts(address))
 
     def fault(self, what: int, fault: ctypes.Structure, agent: Agent | None) -> BarrierMisuse | None:
         """A fault of order (`Fault`) that the core has found at an mbarrier; None: it is none of order."""
@@ -67,26 +91,7 @@ class PointRaces(RaceChecks):
         if what == CONSTANTS["INIT_ORDER"]:
             verb = _VERBS.get(fault.operation, "an arrival")
             return self.before_init(address, f"{verb} of {agent.label}", agent, fault.column, fault.clock)
-        if what == CONSTANTS["PHASE_AMBIGUOUS"]:
-            return BarrierMisuse(
-                f"{agent.label} waits for phase {fault.phase} of the mbarrier at {_place(address)}, but nothing orders "
-                f"that after phase {fault.phase - 1}: a wait that comes before it is complete is one for "
-                f"{_phase_before(fault.phase - 1)}, which has the same parity, and passes at once"
-            ).know("phase-ambiguous", **self._barrier(address))
-        if what == CONSTANTS["PHASE_OVERRUN"]:
-            flow, phase, label = self.launch.flow, self.points[address].completed, self.agents[fault.warp].label
-            wait = (flow.kernel.instructions[fault.place],) if flow is not None and fault.place >= 0 else ()
-            late = "the barrier may run ahead of the wait by two phases, which have the same parity"
-            if not phase:
-                late = "a wait that comes later is one for phase 1, which has the same parity"
-            return BarrierMisuse(
-                f"phase {phase} of the mbarrier at {_place(address)} completes, but nothing orders that after the wait "
-                f"of {label} for {_phase_before(phase)}: {late}"
-            ).know("phase-overrun", **self._barrier(address), other=Side("waits", wait, label))
-        return None
-
-    def _barrier(self, address: int) -> dict[str, BarrierState]:
-        return {} if self.barriers is None else {"barrier": self.barriers.state(address)}
+        return phases.fault(self, what, fault, agent)
 
     # --- strong operations on memory ----------------------------------------------------------------------------------
 
@@ -115,11 +120,3 @@ class PointRaces(RaceChecks):
         if reaches_clusters(order):
             self.abroad.fence(agent, mask, kind != "release", kind != "acquire", kind == "sc")
         agent.fence(mask, order & ~Order.GRID)
-
-
-def _place(address: int) -> str:
-    return f"shared offset {address & 0xFFFFFF} of CTA {address >> 24}"
-
-
-def _phase_before(phase: int) -> str:
-    return f"phase {phase - 1}" if phase else "the phase before the first, which counts as complete"

@@ -44,8 +44,11 @@ _AT, _FOLLOWED = words("Point"), words("Followed")
 _COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAM_ROOM, _STREAMS = (
     _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "stream_room", "streams")
 )
-_PHASE, _WAITED_PLACE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
-    _FOLLOWED[name] for name in ("phase", "waited_place", "arrived", "arrived_phase", "arrived_place", "commit_column")
+_PHASE, _USED, _ANNOUNCED, _ANNOUNCED_PLACE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
+    _FOLLOWED[name]
+    for name in (
+        "phase", "used", "announced", "announced_place", "arrived", "arrived_phase", "arrived_place", "commit_column",
+    )
 )
 _FOLLOWED_WORDS = word_count("Followed")
 _MOST_STREAMS = 64
@@ -145,6 +148,7 @@ class SyncPoint:
         self._rows = _NOBODY
         self._seen: dict[tuple[Numbered, int], int] = {}  # of those that are not followed
         self._words[_COLUMN] = -1
+        self.invalidated: tuple[int, int] | None = None  # column and clock of the latest mbarrier.inval
         self._words[_AT["ranks"]], self._words[_AT["used"]] = ranks, self._used.ctypes.data
         self._words[_STREAMS], self._words[_STREAM_ROOM] = self._streams.ctypes.data, _MOST_STREAMS
         self._locate()
@@ -218,6 +222,7 @@ class SyncPoint:
             }.items():  # fmt: skip
                 self._words[_AT[name]] = value
         self._rows[:, _PHASE] = CONSTANTS["NO_PHASE"]
+        self._rows[:, _USED] = self._rows[:, _ANNOUNCED] = self._words[_AT["announcements"]] = 0
 
     def acquired(self, agent: Numbered, order: int) -> bool:
         """Whether a warp that is not followed has acquired this phase in this order before; it has from now on."""
@@ -231,6 +236,17 @@ class SyncPoint:
         for warp, row in enumerate(self._rows):
             if row[_ARRIVED]:
                 yield warp, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE]), int(row[_ARRIVED_PLACE])
+
+    def arrival_of(self, warp: int) -> int:
+        """Index of the instruction of the latest arrival by a warp that is known, or -1."""
+        return int(self._rows[warp, _ARRIVED_PLACE]) if warp < len(self._rows) else -1
+
+    def announced(self) -> tuple[int, int] | None:
+        """Warp, and index of the instruction, of an expect_tx that no arrival of the phase knows; None: none."""
+        if not self._words[_AT["announcements"]]:
+            return None
+        warp = int(np.flatnonzero(self._rows[:, _ANNOUNCED])[0])
+        return warp, int(self._rows[warp, _ANNOUNCED_PLACE])
 
     def take_commits(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Warp, stream, clock, phase and index of the instruction of the latest commits, which are forgotten."""

@@ -30,8 +30,10 @@ from collections.abc import Callable
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.races import phases
 from cute_kernels.emulator.races.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
@@ -224,6 +226,11 @@ class RaceTracker(PointRaces):
             return
         number = operation.identity >> LANE_BITS
         self.epochs.clocks[number] = point.completed + 1
+        column = library().point_lacks(point.address, operation.order.ctypes.data, len(operation.order))
+        if column >= 0:
+            contribution = CONSTANTS["COMPLETE_TX"], self.epochs.label(operation.identity), column
+            name = f"the mbarrier at {phases.place_of(signal)}"
+            self.stands_against(phases.early(self, point, name, contribution, signal))
         join(point.gathered[Row.ORDER], operation.order)
         apart = rank ^ signal >> 24
         if apart < 2:
@@ -241,6 +248,9 @@ class RaceTracker(PointRaces):
                 what = f"an arrival by {agent.label}"
                 self.exits.access(address >> 24, agent.base + Offset.READ, clock, what, signal, place)
             self.note_commits(address)
+            announced = point.announced()
+            if announced is not None and self.barriers is not None and self.barriers.all_arrived(address):
+                self.stands_against(phases.announced_late(self, address, *announced))
         self.tensor.note_exits()
         self.exits.check(self.report, self._instruction)
 

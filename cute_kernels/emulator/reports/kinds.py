@@ -100,6 +100,23 @@ _BARRIERS = (
          "complete, and then passes at once",
          "a thread waits for the phases of a barrier one after the other, or another barrier tells it that the earlier "
          "one is over", detector=True),
+    Kind("arrival-early", "an arrival at {barrier} may be counted in the phase before the one that it is meant for",
+         "who arrives knows that the phase before is complete: it waits for that phase, or for another barrier at "
+         "which those who made it arrive afterwards; or arrivals alternate between two barriers",
+         detector=True),
+    Kind("bytes-early", "bytes at {barrier} may be counted in the phase before the one that they are meant for",
+         "who announces bytes, or issues the copy that brings them, waits first for the phase before, as a producer "
+         "waits for the empty barrier of its stage", detector=True),
+    Kind("announced-late", "bytes that {barrier} awaits are announced when its phase may be complete already",
+         "mbarrier_arrive_and_expect_tx announces and arrives at once; a separate expect_tx comes before an arrival of "
+         "the same thread, or before a barrier that orders it before one", detector=True),
+    Kind("lanes-overtaken", "{barrier} may complete another phase before some lanes of a warp have seen the one that "
+         "they wait for, because another lane of the warp goes on without them",
+         "between the wait and what one lane does for all, the lanes meet: cute.arch.sync_warp(), or elect_one behind "
+         "the wait; or the elected lane alone waits", detector=True),
+    Kind("inval-order", "{barrier} is invalidated, or initialised again, while another thread may still use it",
+         "a barrier of all who use it (sync_threads) before mbarrier.inval, and one between that and the next "
+         "mbarrier_init by another thread", detector=True),
     Kind("phase-at-exit", "the kernel ends in the middle of a phase of {barrier}",
          "some arrivals or bytes of the last phase are missing, or the last phase has been begun once too often: the "
          "trips of the producer's and of the consumer's loop must be the same number", detector=True),

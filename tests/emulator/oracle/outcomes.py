@@ -44,7 +44,8 @@ class Outcome:
         return {name: list(value) if name == "report" else value for name, value in vars(self).items() if value}
 
 
-_HOW = ("seconds", "processes", "one_process")  # of a report: not what was executed, but by how many and how fast
+# Of a report: not what was executed, but by how many, how fast, and what it says of other schedules.
+_HOW = ("seconds", "processes", "one_process", "certificate")
 
 
 def executed(report: Report, written: bytes) -> Outcome:

@@ -22,8 +22,10 @@ from cute_kernels.emulator.machine.graph.values import FULL, Constant, Pack, Val
 from cute_kernels.emulator.machine.state.lane_faults import lanes_apart
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.state.mbarrier import MBarriers
+from cute_kernels.emulator.machine.state.register_pool import RegisterPool
 from cute_kernels.emulator.machine.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
 from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.races.happens_before import Offset
 from cute_kernels.emulator.races.memory_order import sync_order
 from cute_kernels.emulator.races.sync_point import Order
 
@@ -185,6 +187,8 @@ def mbarrier_inval(warp: Warp, mask: int, address: LaneValues) -> None:
     """mbarrier.inval by each executing lane."""
     warp.cluster.progress += 1
     for (where,) in each_lane(mask, address):
+        if warp.agent is not None:
+            warp.cluster.tracker.invalidate(warp.agent, where)
         warp.cluster.barriers.inval(where)
 
 
@@ -322,6 +326,7 @@ def lower_registers(warp: Warp, mask: int, count: int) -> None:
     pool = warp.cta.registers
     if pool is not None:
         pool.held[warp.index] = min(pool.held[warp.index], count)
+        note_registers(warp, None)
 
 
 def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
@@ -333,7 +338,26 @@ def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
         warp.wait = RegisterWait(pool, warp.index, count)
         return None
     pool.held[warp.index] = max(pool.held[warp.index], count)
+    note_registers(warp, pool)
     return True
+
+
+def note_registers(warp: Warp, taken: RegisterPool | None) -> None:
+    """For the certificate: a warp gives registers, or has ``taken`` some.
+
+    Whoever takes some waits for those who give, so that these must not wait for that; and each warp does it once.
+    """
+    agent, pool = warp.agent, warp.cta.registers
+    if agent is None:
+        return
+    order = agent.order(FULL)
+    waits = taken is None and any(order[column] >= clock for column, clock in pool.takers)
+    if waits or warp.index in pool.changed:
+        text = "registers are given and taken in an order that may leave a warp waiting"
+        warp.cluster.places.add(("pool", warp.executing(), text))
+    pool.changed.add(warp.index)
+    if taken is not None:
+        pool.takers.append((agent.base + Offset.READ, agent.clock))
 
 
 def _registers(instruction: Instruction) -> int:

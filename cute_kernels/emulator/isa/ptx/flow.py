@@ -56,7 +56,8 @@ class Flow:
         tid_copies: registers that hold %tid.x itself.
         rows_of_warps: each warp lies in one row of the thread block, so %tid.y and %tid.z are uniform.
         joined: blocks that lanes reach on both sides of a divergent branch, before all of them meet.
-        gathers: indices of instructions in these that lanes execute together (`_is_together`); a block begins there.
+        gathers: indices of instructions in these that lanes execute together (`is_together`); a block begins there.
+        facts: what others have found out about it, by name.
     """
 
     kernel: Kernel
@@ -68,6 +69,7 @@ class Flow:
     rows_of_warps: bool
     joined: set[int] = field(default_factory=set)
     gathers: set[int] = field(default_factory=set)
+    facts: dict[str, object] = field(default_factory=dict, repr=False)
 
     @property
     def exit(self) -> int:
@@ -100,14 +102,14 @@ def analyse(kernel: Kernel, block_shape: tuple[int, int, int], single: bool = Fa
         if _leave_early(flow):
             continue
         for block in (blocks[index] for index in flow.joined):
-            flow.gathers.update(i.index for i in kernel.instructions[block.start : block.end] if _is_together(i))
+            flow.gathers.update(i.index for i in kernel.instructions[block.start : block.end] if is_together(i))
         if flow.gathers <= {block.start for block in blocks}:
             return flow
         blocks = _split(kernel, single, flow.gathers)
         _live(kernel, blocks)
 
 
-def _is_together(instruction: Instruction) -> bool:
+def is_together(instruction: Instruction) -> bool:
     """Whether all lanes of a warp, or those of a member mask, have to execute an instruction together."""
     parts = instruction.parts
     return "sync" in parts or "aligned" in parts or parts[0] in ("bar", "barrier") and parts[1:2] != ("cluster",)

@@ -44,6 +44,7 @@ class ClusterWork:
         mmas: executed.
         columns: most tensor-memory columns allocated in one CTA.
         meter: the work of the units, or None.
+        places: that stand against a certificate, see `races.certificate`: kind, index of the instruction or -1, text.
     """
 
     executions: dict[str, list[int]]
@@ -52,6 +53,7 @@ class ClusterWork:
     mmas: int
     columns: int
     meter: UnitCounters | None
+    places: frozenset[tuple[str, int, str]] = frozenset()
 
     @staticmethod
     def of(cluster: Cluster, counters: Counters) -> ClusterWork:
@@ -64,7 +66,7 @@ class ClusterWork:
         return ClusterWork(
             executions=counters.executions, loaded=cluster.bulk.bytes_loaded, stored=cluster.bulk.bytes_stored,
             mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
-            columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter,
+            columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter, places=frozenset(cluster.places),
         )
 
 

@@ -14,7 +14,7 @@ from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.program import Kernel, Variable
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.arguments import extents, parameter_block
-from cute_kernels.emulator.machine.launch.capacity import capacity
+from cute_kernels.emulator.machine.launch.capacity import capacity, ctas_of_multiprocessor
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.register_pool import at_entry
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES, gaps
@@ -108,7 +108,8 @@ class Launch:
         self._refusals = random.Random(f"refusals {options.seed}")
         self.waiting = Waiting()
         ranks, threads = math.prod(self.cluster), math.prod(self.block)
-        self.capacity = capacity(target, ranks, threads, self.shared_bytes, self.registers)
+        needs = threads, self.shared_bytes, self.registers
+        self.capacity, self.neighbours = capacity(target, ranks, *needs), ctas_of_multiprocessor(target, *needs)
         if options.resident is not None:
             self.capacity = min(self.capacity, options.resident)
 

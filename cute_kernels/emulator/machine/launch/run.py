@@ -18,9 +18,11 @@ from cute_kernels.emulator.machine.launch.clusters import ClusterWork, Dependent
 from cute_kernels.emulator.machine.launch.launch import Launch
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES
+from cute_kernels.emulator.machine.state.tmem import COLUMNS
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.races.certificate import Certificate, judge
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Report:
         processes: how many executed clusters at the same time.
         one_process: why clusters were executed one after the other although `Options.processes` allowed more; "" where
             they were not, or one process was asked for.
+        certificate: whether the run stands for every schedule of the launch, and what stands against it; None without
+            detectors.
     """
 
     warp_instructions: int
@@ -54,6 +58,7 @@ class Report:
     units: UnitCounts | None = None
     processes: int = 1
     one_process: str = ""
+    certificate: Certificate | None = None
 
 
 def _carrying_ptx(function: Callable[..., Report]) -> Callable[..., Report]:
@@ -149,6 +154,7 @@ class _Work:
         self.counters = Counters(launch.execution.flow)
         self.meter = UnitCounters() if launch.options.counters else None
         self.loaded = self.stored = self.mmas = self.columns = self.clusters = 0
+        self.places: set[tuple[str, int, str]] = set()
 
     def add(self, work: ClusterWork) -> None:
         """Adds that of a cluster."""
@@ -160,6 +166,7 @@ class _Work:
         self.mmas += work.mmas
         self.columns = max(self.columns, work.columns)
         self.clusters += 1
+        self.places |= work.places
 
     def report(self, seconds: float, processes: int, one_process: str) -> Report:
         """All of it; arguments as of `Report`."""
@@ -174,7 +181,24 @@ class _Work:
             clusters=self.clusters, tma_bytes_loaded=self.loaded, tma_bytes_stored=self.stored,
             mma_instructions=self.mmas + by_warps, shared_bytes=self.launch.shared_bytes - SYSTEM_BYTES,
             tensor_columns=self.columns, units=units, processes=processes, one_process=one_process,
+            certificate=self._certificate(),
         )
+
+    def _certificate(self) -> Certificate | None:
+        launch, options = self.launch, self.launch.options
+        if not options.detectors:
+            return None
+        whole = ""
+        if options.without:
+            whole = f"the run was without these detectors: {', '.join(options.without)}"
+        elif options.completion != "eager":
+            whole = "asynchronous work did not take effect at once in the run, as it has to where phases are counted"
+        elif options.clusters is not None:
+            whole = "some clusters were executed, not all"
+        if self.columns * launch.neighbours > COLUMNS:
+            self.places.add(("pool", -1, "tensor memory does not suffice for all CTAs that a multiprocessor holds"))
+        ctas = self.clusters * math.prod(launch.cluster)
+        return judge(launch.execution.flow, self.counters.of_blocks(), ctas, self.places, whole)
 
 
 def _execute(launch: Launch, work: _Work, progress: Callable[[int, int], None] | None) -> tuple[int, str]:

@@ -243,6 +243,10 @@ class MBarriers:
             raise self._not_live("mbarrier", address)
         return self._barriers[address].phase
 
+    def all_arrived(self, address: int) -> bool:
+        """Whether a barrier has taken all arrivals of the phase in which it is, and waits for bytes alone."""
+        return address in self._barriers and not self._barriers[address].words.pending
+
     def name(self, address: int) -> str:
         """The name that was given to a barrier, or ""."""
         return self._names.get(address & OFFSET_MASK, "")
@@ -269,6 +273,15 @@ class MBarriers:
         moments = tuple(self._moment(each) for each in latest if each.operation in _MOMENTS)
         unwritten = tuple((cta.cta_rank, *each) for cta in self._memory.ctas for each in cta.unwritten())
         return Past(self.states(), moments, count <= most, unwritten)
+
+    def latest(self, address: int, warp: int) -> int:
+        """Index of the instruction of a warp's latest operation on an mbarrier that is kept, or -1."""
+        count, most = self.tables.moment_count, CONSTANTS["MOMENTS"]
+        for number in range(count - 1, max(0, count - most) - 1, -1):
+            each = self.tables.moments[number % most]
+            if each.address == address and each.warp == warp and each.operation in _MOMENTS:
+                return each.place
+        return -1
 
     def _moment(self, moment: ctypes.Structure) -> Moment:
         operation, asked = "timeout" if moment.timed_out else _MOMENTS[moment.operation], moment.amount

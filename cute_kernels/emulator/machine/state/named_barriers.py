@@ -66,6 +66,10 @@ class NamedBarriers:
         state = self._state.barriers[number]
         return state.arrived, state.expected
 
+    def point(self, number: int) -> Point:
+        """The race detector's knowledge of a barrier."""
+        return self._points[number]
+
     def make_room(self, number: int, new_point: Callable[[], Point] | None) -> None:
         """The core asks for it, and with detectors (``new_point``) for what passes order on."""
         state = self._state.barriers[number]

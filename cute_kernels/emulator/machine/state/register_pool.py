@@ -40,6 +40,8 @@ class RegisterPool:
         """Args: registers of a thread when the kernel begins, the number of warps of the CTA."""
         self.held = dict.fromkeys(range(warps), at_entry)
         self.total = 32 * at_entry * warps
+        self.changed: set[int] = set()  # warps that have given or taken
+        self.takers: list[tuple[int, int]] = []  # column and clock of each setmaxnreg.inc, of the race detector
 
     def free(self) -> int:
         """Registers that no warp holds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import math
 from collections import defaultdict
@@ -33,6 +32,7 @@ from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.trace import ClusterTrace
 from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.races import phases
 from cute_kernels.emulator.races.happens_before import Agent
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.races.tracker import RaceTracker
@@ -217,6 +217,8 @@ class Cluster:
         self.excused: set[Warp] = set()
         self.triggered: set[int] = set()
         self._instructions, self._reported = launch.instructions, launch.reported
+        self._against: set[tuple[str, int]] = set()
+        self.places: set[tuple[str, int, str]] = set()  # against a certificate, see `ClusterWork`
         self.progress = self.polls = self.async_stores = 0
         self.dynamic_smem = launch.dynamic_smem
         self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
@@ -268,6 +270,7 @@ class Cluster:
         tracker = RaceTracker([launch.shared_bytes] * len(self.ctas), launch.races, warps, self.options.strict)
         tracker.barriers, tracker.report, tracker.arrive = self.barriers, self.report, self._stand
         tracker.executing, tracker.reported = self._index, launch.reported
+        tracker.stands_against = self.stands_against
         return tracker
 
     def _make_warps(self, cta: Cta, launch: LaunchFacts) -> None:
@@ -348,6 +351,16 @@ class Cluster:
         self.tell_past(error)
         if not going_on(error):
             raise error
+        index = -1 if self.executing is None else self.executing.executing()
+        self.places.add(("reported", index, f"{error.kind} was reported, and execution went on"))
+
+    def stands_against(self, error: EmulatorError) -> None:
+        """A fault of phases that this run does not show stands against the certificate, the first of an instruction."""
+        place = self.instruction(self._index()) if self.executing is not None else None
+        index = -1 if place is None else place.index
+        if (error.kind, index) not in self._against:
+            self._against.add((error.kind, index))
+            self.places.add((error.kind, index, error.message))
 
     def tell_past(self, error: EmulatorError) -> None:
         """Adds to an error what has happened to mbarriers."""
@@ -390,7 +403,8 @@ class Cluster:
         elif what in access_faults.REPORTS:
             self.report_once(what, lambda: access_faults.fault(what, fault.access, self.memory, self.gmem, warp))
         elif what != CONSTANTS["TAKE_LOGS"]:
-            self.report(self._fault(what, fault, warp))
+            found = self._fault(what, fault, warp)
+            (self.stands_against if phases.stands_against(what) else self.report)(found)
         return True
 
     def _fault(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> EmulatorError:
@@ -414,7 +428,7 @@ class Cluster:
 
     def _make_room(self, named: NamedBarriers, number: int) -> None:
         """The core asks for it, for a named barrier."""
-        named.make_room(number, None if self.tracker is None else functools.partial(self.tracker.point, ranks=1))
+        named.make_room(number, None if self.tracker is None else self.tracker.named_point)
 
     def _try_succeeds(self, warp: Warp) -> bool:
         """Whether a try_wait whose phase is complete does not report a timeout nevertheless."""

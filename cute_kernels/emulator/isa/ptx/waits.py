@@ -1,0 +1,165 @@
+"""Waits and other answers in a kernel's flow graph: which looks at an mbarrier are waits, which answers decide nothing,
+and behind which waits the lanes of a warp may part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cute_kernels.emulator.isa.ptx.families import read, written
+from cute_kernels.emulator.isa.ptx.flow import Block, Flow, is_together
+from cute_kernels.emulator.isa.ptx.program import Instruction
+
+_COPIES = ("cp", "async", "bulk")
+_SENT = (("st", "async"), ("red", "async"), ("tcgen05", "commit"))
+
+
+def is_wait(instruction: Instruction) -> bool:
+    """Whether it looks at an mbarrier, once or until a phase is complete."""
+    return instruction.parts[0] == "mbarrier" and instruction.parts[1] in ("try_wait", "test_wait")
+
+
+def contributes(instruction: Instruction) -> bool:
+    """Whether it makes an arrival at an mbarrier, or a copy or an operation that signals one."""
+    parts = instruction.parts
+    if parts[0] == "mbarrier":
+        return parts[1].startswith(("arrive", "expect_tx", "complete_tx"))
+    if parts[:3] == _COPIES or parts[:3] == ("cp", "async", "mbarrier"):
+        return "mbarrier" in parts or any(part.startswith("mbarrier::") for part in parts)
+    return parts[:2] in _SENT
+
+
+def parting(flow: Flow) -> frozenset[int]:
+    """Indices of waits from which some lanes can go on to an arrival without the others having waited.
+
+    Lanes that execute an instruction together, as elect.sync, bar.warp.sync or wgmma, have all waited.
+    """
+    found = flow.facts.get("parting")
+    if found is None:
+        waits = (i for i in flow.kernel.instructions if is_wait(i))
+        found = flow.facts["parting"] = frozenset(i.index for i in waits if _parts_behind(flow, i.index))
+    return found
+
+
+def _parts_behind(flow: Flow, wait: int) -> bool:
+    block = _block_of(flow, wait)
+    work, seen = [(block.index, wait + 1)], set()
+    while work:
+        index, start = work.pop()
+        here = flow.blocks[index]
+        for instruction in flow.kernel.instructions[start : here.end]:
+            if is_together(instruction):
+                break
+            guard = instruction.guard is not None and instruction.guard.register in flow.varying
+            if (here.divergent or guard) and contributes(instruction):
+                return True
+        else:
+            work += _unseen(flow, here.successors, seen)
+    return False
+
+
+def _unseen(flow: Flow, blocks: tuple[int, ...], seen: set[int]) -> Iterator[tuple[int, int]]:
+    for index in blocks:
+        if index != flow.exit and index not in seen:
+            seen.add(index)
+            yield index, flow.blocks[index].start
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+#: The first parts of opcodes that do nothing but compute their destinations from their operands.
+PURE = frozenset(
+    "abs add addc and bfe bfi bfind bmsk brev clz cnot copysign cos cvt cvta div dp2a dp4a ex2 fma fns getctarank "
+    "isspacep lg2 lop3 mad mad24 madc mapa max min mov mul mul24 neg not or popc prmt rcp rem rsqrt sad selp set setp "
+    "shf shl shr sin slct sqrt sub subc szext tanh testp vabsdiff vabsdiff2 vabsdiff4 vadd vadd2 vadd4 vavrg2 vavrg4 "
+    "vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vset vset2 vset4 vshl vshr vsub vsub2 vsub4 xor".split()
+)
+
+
+def waits_until_complete(flow: Flow, index: int) -> bool:
+    """Whether a look at an mbarrier is a wait: whoever is told that the phase is not complete comes back to look again.
+
+    On the way back nothing has an effect, and no register changes that is read before it is written.
+    """
+    instruction = flow.kernel.instructions[index]
+    block = _block_of(flow, index)
+    looks = written(instruction)[:1]
+    branch = flow.kernel.instructions[block.end - 1]
+    behind = flow.kernel.instructions[index + 1 : block.end - 1]
+    if not looks or branch.parts[0] != "bra" or branch.guard is None or branch.guard.register != looks[0]:
+        return False
+    if instruction.guard is not None or len(block.successors) != 2 or behind or index != block.start:
+        return False
+    taken, passed = block.successors  # the target first
+    again, on = (taken, passed) if branch.guard.negated else (passed, taken)
+    back, changed = _idle(flow, again, block.index)
+    live = block.live_in | (flow.blocks[on].live_in if on != flow.exit else frozenset())
+    return back and on not in (again, block.index) and not changed & (live - set(looks))
+
+
+def _block_of(flow: Flow, index: int) -> Block:
+    return next(block for block in flow.blocks if block.start <= index < block.end)
+
+
+def _idle(flow: Flow, start: int, end: int) -> tuple[bool, set[str]]:
+    """Whether all that is executed from one block until another has no effect; and registers that it changes."""
+    work, seen, changed = [start], {end}, set()
+    while work:
+        index = work.pop()
+        if index in seen:
+            continue
+        if index == flow.exit:
+            return False, changed
+        seen.add(index)
+        block = flow.blocks[index]
+        for instruction in flow.kernel.instructions[block.start : block.end]:
+            if instruction.parts[0] not in PURE and instruction.parts[0] not in ("bra", "nanosleep"):
+                return False, changed
+            changed.update(written(instruction))
+        work += block.successors
+    return True, changed
+
+
+def decides_nothing(flow: Flow, index: int) -> bool:
+    """Whether what an instruction answers, as %clock, flows into nothing but how long a loop without effect runs."""
+    readers: dict[str, list[Instruction]] = flow.facts.get("readers")
+    if readers is None:
+        readers = flow.facts["readers"] = {}
+        for each in flow.kernel.instructions:
+            for name in read(each):
+                readers.setdefault(name, []).append(each)
+    work, seen = list(written(flow.kernel.instructions[index])), set()
+    while work:
+        name = work.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for reader in readers.get(name, []):
+            if reader.parts[0] == "bra":
+                if not _only_delays(flow, reader.index):
+                    return False
+            elif reader.parts[0] not in PURE or (reader.guard is not None and reader.guard.register == name):
+                return False
+            else:
+                work += written(reader)
+    return True
+
+
+def _only_delays(flow: Flow, branch: int) -> bool:
+    block = _block_of(flow, branch)
+    meeting = flow.reconvergence[block.index]
+    if meeting == flow.exit:
+        return False
+    changed: set[str] = set()
+    for successor in block.successors:
+        idle, more = _idle(flow, successor, meeting)
+        if not idle:
+            return False
+        changed |= more
+    return not changed & flow.blocks[meeting].live_in
+
+
+def waited_for_alone(flow: Flow, index: int) -> bool:
+    """Whether the state that an arrival returns is read by waits for its phase alone."""
+    names = set(written(flow.kernel.instructions[index]))
+    readers = [each for each in flow.kernel.instructions if names & set(read(each))]
+    return all(is_wait(each) and "parity" not in each.parts for each in readers)

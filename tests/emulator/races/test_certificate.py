@@ -1,0 +1,146 @@
+"""The certificate: what it says is so, by brute force; what stands against it is named; each condition is needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.races.certificate import ASSUMPTIONS
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
+from tests.emulator.ptx_launch import launch
+from tests.emulator.races.interleavings import BYTES, Machine, Program, drawn, ptx_of
+from tests.nightly import examples
+
+STATES = 20_000
+
+
+def run(program: Program, machine: Machine, options: Options) -> tuple[bool, tuple[int, ...]] | None:
+    """Whether the launch has a certificate, and its result; None: something is reported."""
+    words = aligned(np.zeros(1024 // 4 + BYTES // 4 * len(machine.codes), np.uint32))
+    for number in range(len(machine.codes)):
+        words[(1024 + BYTES * number) // 4] = number
+    block = (32 * machine.warps, 1, 1)
+    try:
+        report = launch(module(ptx_of(program, machine), parameters=1), words, block=block, options=options)
+    except EmulatorError:
+        return None
+    return report.certificate.given, tuple(words[: machine.warps].tolist())
+
+
+def judged(seed: int) -> str:
+    """What becomes of a program; asserts that no certificate is wrong, and that it does not depend on the run."""
+    program = drawn(seed)
+    machine = Machine(program)
+    truth = machine.explore(STATES)
+    if truth is None:
+        return "too large"
+    found = run(program, machine, Options())
+    given = found is not None and found[0]
+    if given:
+        assert truth.sound and truth.results == {found[1]}, (seed, program, truth)
+    if truth.sound and found is not None:
+        assert found[1] in truth.results, (seed, program)
+    for options in (Options(seed=seed, interleave="random"), Options(seed=seed, interleave="starve")):
+        other = run(program, machine, options)
+        assert (other is not None and other[0]) == given, (seed, program, options)
+    hidden = not truth.sound and found is not None
+    return "certified" if given else "sound, refused" if truth.sound else "hidden fault" if hidden else "fault"
+
+
+@settings(max_examples=examples(30, 10_000), deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_no_certificate_is_wrong(seed: int):
+    judged(seed)
+
+
+def test_the_programs_are_of_every_kind():
+    """So that the test above says something: most sound programs have a certificate, and faults hide from one run."""
+    counts = Counter(map(judged, range(60)))
+    assert counts["certified"] >= 15 and counts["fault"] >= 10, counts
+    assert counts["sound, refused"] <= counts["certified"] // 5, counts
+
+
+def certificate(body: str, options: Options | None = None, **shape: object):
+    words = aligned(np.zeros(256, np.uint32))
+    body = f"{THREAD_OUTPUT} setp.ne.u32 %p9, %r1, 0; {body} END: ret;"
+    return launch(module(body, parameters=1), words, options=options or Options(), **shape).certificate
+
+
+IDLE = """mov.u32 %r8, %clock; IDLE: mov.u32 %r9, %clock; sub.u32 %r10, %r9, %r8; setp.lt.u32 %p3, %r10, 4;
+    @%p3 bra IDLE;"""
+INIT = "@%p9 bra READY; mbarrier.init.shared.b64 [dynamic], 1; READY: bar.sync 0;"
+ARRIVE = "@%p9 bra SENT; mbarrier.arrive.shared.b64 {}, [dynamic]; SENT: bar.warp.sync -1;"
+#: Bodies, and kinds of what stands against a certificate.
+JUDGED = {
+    "nothing but arithmetic": ("st.global.u32 [%d1], %r1;", []),
+    "a loop that waits for time": (IDLE, []),
+    "a loop that counts how often it waits": (IDLE.replace("sub.u32", "add.u32 %r11, %r11, 1; sub.u32")
+        + "st.global.u32 [%d1], %r11;", ["draw", "draw"]),
+    "time that is stored": ("mov.u32 %r8, %clock; st.global.u32 [%d1], %r8;", ["draw"]),
+    "which multiprocessor it is": ("mov.u32 %r8, %smid; st.global.u32 [%d1], %r8;", ["draw"]),
+    "a sum": ("red.global.add.u32 [%d0], 1;", ["draw"]),
+    "a ticket": ("atom.global.add.u32 %r8, [%d0], 1; st.global.u32 [%d1+128], %r8;", ["draw"]),
+    "a strong load": ("ld.relaxed.gpu.global.u32 %r8, [%d0];", ["draw"]),
+    "which lanes are together": ("activemask.b32 %r8; st.global.u32 [%d1], %r8;", ["draw"]),
+    "a wait": (INIT + ARRIVE.format("_") +
+        "W: mbarrier.try_wait.parity.shared.b64 %p2, [dynamic], 0; @!%p2 bra W;", []),
+    "a wait that polls and sleeps": (INIT + ARRIVE.format("_") + "W: mbarrier.test_wait.parity.shared.b64 %p2, "
+        "[dynamic], 0; @%p2 bra DONE; nanosleep.u32 20; bra W; DONE:", []),
+    "a wait that counts": (INIT + ARRIVE.format("_") + "mov.u32 %r8, 0; W: mbarrier.try_wait.parity.shared.b64 %p2, "
+        "[dynamic], 0; @%p2 bra DONE; add.u32 %r8, %r8, 1; bra W; DONE: st.global.u32 [%d1], %r8;", ["answer"]),
+    "a wait that gives up": (INIT + ARRIVE.format("_") + "mov.u32 %r8, 0; W: mbarrier.try_wait.parity.shared.b64 %p2, "
+        "[dynamic], 0; @%p2 bra END; add.u32 %r8, %r8, 1; setp.lt.u32 %p3, %r8, 9; @%p3 bra W;", ["answer"]),
+    "a look": (INIT + ARRIVE.format("_") + "mbarrier.test_wait.parity.shared.b64 %p2, [dynamic], 0;", ["answer"]),
+    "a state that is waited for": (INIT + "@%p9 bra END; mbarrier.arrive.shared.b64 %d4, [dynamic]; "
+        "W: mbarrier.try_wait.shared.b64 %p2, [dynamic], %d4; @!%p2 bra W;", []),
+    "a state that is stored": (INIT + "@%p9 bra END; mbarrier.arrive.shared.b64 %d4, [dynamic]; "
+        "st.global.u64 [%d0], %d4;", ["answer"]),
+    "what nobody classified": ("discard.global.L2 [%d0], 128;", ["unknown"]),
+    "three of many at one line": ("red.global.add.u32 [%d0], 1; red.global.add.u32 [%d0], 2; "
+        "red.global.add.u32 [%d0], 3; red.global.add.u32 [%d0], 4;", ["draw"] * 3),
+    "what is not executed": ("setp.gt.u32 %p2, %r1, 99; @!%p2 bra END; red.global.add.u32 [%d0], 1;", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_what_stands_against_it_is_named(name: str):
+    body, kinds = JUDGED[name]
+    found = certificate(body, block=(32, 1, 1))
+    assert [place.kind for place in found.places] == kinds, found.lines()
+    assert found.given == (not kinds) and found.for_draws == (set(kinds) == {"draw"})
+    assert tuple(found.lines()[-2:]) == ASSUMPTIONS and all(place.line and place.instruction for place in found.places)
+
+
+def test_a_run_that_cannot_be_judged_has_none():
+    body = "st.global.u32 [%d1], %r1;"
+    assert certificate(body, Options(detectors=False)) is None
+    for options in (Options(without=("exits",)), Options(completion="lazy"), Options(clusters=(0,))):
+        (place,) = certificate(body, options).places
+        assert place.kind == "schedule"
+    race = """setp.ge.u32 %p2, %r1, 32; @%p2 bra OTHER; st.global.u32 [%d0], %r1; bra END;
+        OTHER: ld.global.u32 %r8, [%d0];"""
+    (place,) = certificate(race, Options(going_on=lambda error: True), block=(64, 1, 1)).places
+    assert (place.kind, place.text) == ("reported", "global-race was reported, and execution went on")
+
+
+def test_registers_that_may_have_to_be_waited_for():
+    """Who gives registers must not wait for who takes some."""
+    entry = ".maxnreg 64 .reqntid 256"
+    take, give = "setmaxnreg.inc.sync.aligned.u32 88;", "setmaxnreg.dec.sync.aligned.u32 40;"
+    halves = "setp.ge.u32 %p2, %r1, 128; @%p2 bra OTHER; {} bra END; OTHER: {}"
+    for first, other, kinds in (
+        (take, give, []),
+        (f"{take} bar.arrive 1, 256;", f"{give} bar.sync 1, 256;", []),
+        (f"{give} {take.replace('88', '64')}", give, ["pool"] * 1),
+    ):
+        body = f"{THREAD_OUTPUT} {halves.format(first, other)} END: ret;"
+        words = aligned(np.zeros(256, np.uint32))
+        text = module(body, parameters=1, entry=entry, target="sm_90a")
+        found = launch(text, words, block=(256, 1, 1)).certificate
+        assert [place.kind for place in found.places] == kinds, found.lines()

@@ -1,0 +1,135 @@
+"""Which phase an arrival, a copy's bytes or a lane's wait belongs to must not depend on the schedule.
+
+Each fault beside a sound twin, among them public bugs that no schedule of the emulator shows: it runs the lanes of a
+warp together, and copies early or late.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.races.certificate import Certificate
+from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.emulator.reports.kinds import KINDS
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
+from tests.emulator.public_bugs import BARRIERS, wait
+
+SCHEDULES = [Options(), Options(completion="lazy"), *(Options(seed=seed, interleave="starve") for seed in range(3))]
+MARK = re.compile(r"<<(.*?)(?:\|(.*?))?>>", re.S)
+END = "END: ret;"
+SETUP = f"{BARRIERS} bar.sync 0; @%p1 bra OTHER;"  # warp 0 goes on, warp 1 is OTHER
+ARRIVE = "mbarrier.arrive.shared.b64 _, [{}];"
+COPY = """cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [%d0], 128, [dynamic];"""
+FULL, EMPTY = "dynamic", "dynamic+8"
+
+
+def one(text: str, label: str) -> str:
+    """What one lane of its warp does."""
+    return f"@%p8 bra {label}; {text} {label}:"
+
+
+def turns(count: int, text: str) -> str:
+    """As often, with the turn for %t, and its parity and the other one."""
+    values = ({"%t": t, "%q": t & 1, "%o": t & 1 ^ 1} for t in range(count))
+    return " ".join(re.sub("%[tqo]", lambda match, each=each: str(each[match[0]]), text) for each in values)
+
+
+#: The other warp goes on meanwhile, under these schedules.
+LATER = "mov.u32 %r20, 30000; SPIN: sub.u32 %r20, %r20, 1; setp.ne.u32 %p3, %r20, 0; @%p3 bra SPIN;"
+FILL = one(f"mbarrier.arrive.expect_tx.shared.b64 _, [{FULL}], 128; {COPY.format('dynamic+1024')}", "FILLED%t")
+DRAIN = f"""{wait("FULL%t", FULL, "%q")} ld.shared.u32 %r20, [%r5+-128]; bar.warp.sync -1;
+    {one(ARRIVE.format(EMPTY), "DRAINED%t")}"""
+PASS = f"""{wait("GATE%t", FULL, "%o")} <<bar.warp.sync -1; {one(ARRIVE.format(EMPTY), "PASSED%t")}>>"""
+OPEN = f"""<<{wait("LOADED%t", EMPTY, "%q")} bar.warp.sync -1;>> {one(ARRIVE.format(FULL), "OPEN%t")}"""
+#: Kinds that the detectors report in any run.
+REPORTED = ("phase-ambiguous",)
+#: Per fault: its kind, what the report says, the kernel: the sound form and the faulty one between marks.
+FAULTS = {
+    # flashinfer #3700: a group arrives for the next tile although the other has not taken the one before.
+    "flashinfer#3700": (
+        "arrival-early",
+        r"arrival by CTA 0 warp 0 for phase 1 of named barrier 1 of CTA 0 may be counted in phase 0: nothing orders it "
+        r"after that CTA 0 warp 1 arrives at PTX line \d+",
+        f"""{SETUP} bar.arrive 1, 64; bar.arrive <<2|1>>, 64; bra END;
+        OTHER: bar.sync 1, 64; bar.sync <<2|1>>, 64; {END}""",
+    ),
+    # cutlass #3654: the lane that was elected before the wait goes on and loads, whether the others have waited or not.
+    "cutlass#3654": (
+        "lanes-overtaken",
+        r"phase 0 of the mbarrier at shared offset 1032 .* some lanes of CTA 0 warp 0, which another lane of it",
+        f"""{SETUP} {turns(2, f'{wait("EMPTY%t", EMPTY, "%o")} <<bar.warp.sync -1;>> {FILL}')} bra END;
+        OTHER: {turns(2, DRAIN)} {END}""",
+    ),
+    # cudnn-frontend #575: without tiles nothing orders the arrivals at the gate behind the waits for it.
+    "cudnn-frontend#575": (
+        "phase-ambiguous",
+        "CTA 0 warp 0 waits for phase 1 of the mbarrier .* nothing orders that after phase 0",
+        f"""{SETUP} {turns(3, PASS)} bra END; OTHER: {turns(2, OPEN)} {END}""",
+    ),
+    # A second arrival, by a warp that does not know that the first phase is complete.
+    "arrival at an mbarrier": (
+        "arrival-early",
+        r"arrival by CTA 0 warp . for phase 1 of the mbarrier at .* may be counted in phase 0: .* CTA 0 warp . arrives",
+        f"""{SETUP} {one(ARRIVE.format(FULL), "FIRST")} {one(ARRIVE.format(EMPTY), "TOLD")} bra END;
+        OTHER: <<{wait("TELLS", EMPTY)} bar.warp.sync -1;>> {one(ARRIVE.format(FULL), "SECOND")} {END}""",
+    ),
+    # A copy and its announcement by a warp that does not wait for the phase before.
+    "bytes of a copy": (
+        "bytes-early",
+        r"expect_tx by CTA 0 warp 0 for phase 1 .* may be counted in phase 0: .* CTA 0 warp 1",
+        f"""{SETUP} <<bar.sync 1, 64;|{LATER}>>
+        {one(f"mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{FULL}], 128; {COPY.format('dynamic+1024')} "
+             + ARRIVE.format(FULL), "SENT")} bra END;
+        OTHER: {one(ARRIVE.format(FULL), "FIRST")} <<bar.sync 1, 64;>> {wait("SEEN", FULL, 1)} {END}""",
+    ),
+    # One warp announces bytes, the other makes the only arrival.
+    "an announcement by itself": (
+        "announced-late",
+        "CTA 0 warp 0 announces what phase 0 of the mbarrier at .* no arrival in the phase is ordered after that",
+        f"""{SETUP} {one(f"mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{FULL}], 128; "
+             f"{COPY.format('dynamic+1024')}", "SENT")} <<bar.sync 1, 64;>> {wait("SEEN", FULL)} bra END;
+        OTHER: <<bar.sync 1, 64;|{LATER}>> {one(ARRIVE.format(FULL), "FIRST")} {END}""",
+    ),
+    # mbarrier.inval while the other warp still waits, or before it does.
+    "inval": (
+        "inval-order",
+        "CTA 0 warp 0 invalidates the mbarrier at .* nothing orders that after that CTA 0 warp 1 waits",
+        f"""{SETUP} {one(ARRIVE.format(FULL), "FIRST")} bar.sync 1, 64; <<bar.sync 2, 64;>>
+        {one(f"mbarrier.inval.shared.b64 [{FULL}];", "GONE")} bra END;
+        OTHER: {wait("SEEN", FULL)} bar.sync 1, 64; <<|{wait("AGAIN", FULL)}>> <<bar.sync 2, 64;>> {END}""",
+    ),
+    "init after inval": (
+        "inval-order",
+        "CTA 0 warp 1 initialises the mbarrier at .* again, but nothing orders that after the mbarrier.inval",
+        f"""{SETUP} {one(f"mbarrier.inval.shared.b64 [{FULL}];", "GONE")} <<bar.sync 1, 64;>> bra END;
+        OTHER: <<bar.sync 1, 64;|{LATER}>> {one(f"mbarrier.init.shared.b64 [{FULL}], 1;", "AGAIN")} {END}""",
+    ),
+}  # fmt: skip
+
+
+def run(name: str, options: Options, *, faulty: bool) -> Certificate:
+    body = MARK.sub(lambda m: (m[2] or "") if faulty else m[1], FAULTS[name][2])
+    words = aligned(np.zeros(64, np.uint32))
+    return launch(module(body, parameters=1), words, block=(64, 1, 1), options=options).certificate
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_stands_against_the_certificate_by_name_and_its_sound_twin_has_one(name: str):
+    kind, message, _ = FAULTS[name]
+    for options in SCHEDULES:
+        assert run(name, options, faulty=False).given == (options.completion == "eager"), options
+    if kind in REPORTED:
+        with pytest.raises(BarrierMisuse, match=re.compile(message, re.S)) as raised:
+            run(name, Options(), faulty=True)
+        assert diagnose(raised.value).kind == kind
+        return
+    found = run(name, Options(), faulty=True)
+    assert not found.given and not found.for_draws
+    assert any(place.kind == kind and re.search(message, place.text, re.S) for place in found.places), found.lines()
+    assert KINDS[kind].help, "it says how the fault is mended"
