@@ -39,9 +39,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         check,
         help="run a CuTe DSL program's launches under many schedules",
         description="Runs a Python program once in the emulator, then each of its different launches again, from the "
-        "memory that it found, under many schedules: asynchronous work early, late and at random; each warp starved in "
-        "turn; random orders; a launch beside the one that it may overlap. A schedule that fails is reduced to the "
-        "simplest that still does, and printed as a command that runs the program under it.",
+        "memory that it found, under many schedules, unless its one run stands for all of them (a certificate): "
+        "asynchronous work early, late and at random; each warp starved in turn; random orders; a launch beside the "
+        "one that it may overlap. A schedule that fails is reduced to the simplest that still does, and printed as a "
+        "command that runs the program under it.",
         statuses=EXIT_STATUSES,
     )
     parser.add_argument(
@@ -62,6 +63,11 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="from schedule to schedule, e.g. because of atomic additions of floating-point numbers; only what the "
         "emulator reports counts then",
+    )
+    parser.add_argument(
+        "--always-search",
+        action="store_true",
+        help="try schedules of launches that have a certificate as well: one that fails is a bug of the emulator",
     )
     workers.add_worker_arguments(parser)
 
@@ -135,8 +141,13 @@ def _check(
             share = elapsed / limit if limit is not None else None
             line.show(f"{tally.runs} runs of {len(recorder.launches)} launches, {elapsed:.0f} s", share)
 
-        search = Search(recorder.launches, budget, how, options.results_may_differ, progress, **where)
+        search = Search(
+            recorder.launches, budget, how, options.results_may_differ, progress, always=options.always_search, **where
+        )
         finding = search.run()
+    if not options.quiet:
+        for each in recorder.launches:
+            files.show(outcomes.certificate_of(each))
     if finding is None or not options.quiet:
         files.show(outcomes.summary(recorder, search.tally, finding is None))
     tally = search.tally
@@ -147,6 +158,7 @@ def _check(
         "systematic": tally.systematic,
         "random": tally.random,
         "all_systematic_ran": tally.complete,
+        "certified": tally.certified,
     }
     if finding is None:
         return program_run.FAULT if reporter.faults else 0

@@ -126,6 +126,11 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_going_on_arguments(parser)
     parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
     parser.add_argument(
+        "--certificate",
+        action="store_true",
+        help="print of each launch whether its run stands for every schedule, or what stands against that",
+    )
+    parser.add_argument(
         "--profile",
         action="store_true",
         help="print counts by source line beside the source, per kernel: instructions, shared-memory wavefronts, bank "
@@ -271,7 +276,7 @@ def emulate(options: argparse.Namespace) -> int:
     how = chosen.options(
         counters=options.counters or profiled, trace=options.trace, processes=options.processes, **facts
     )
-    report = None if options.quiet else functools.partial(_print, options.counters)
+    report = None if options.quiet else functools.partial(_print, options.counters, options.certificate)
     new_byte = 255 if options.fill_new else 0
     more = {"overlap": chosen.overlap, "roles": dict(options.roles), "new_byte": new_byte}
     session = capture(options.arch, how, report, options.keep_ptx, **more)
@@ -456,7 +461,11 @@ def _write_profile(options: argparse.Namespace, session: Session, reporter: Repo
         reporter.others.append((options.profile_json, lambda: json.dumps(document, indent=1) + "\n"))
 
 
-def _print(counters: bool, launch: EmulatedLaunch) -> None:
+def _print(counters: bool, certificate: bool, launch: EmulatedLaunch) -> None:
     show(f"emulated: {launch.summary()}")
+    if certificate:
+        found = launch.report.certificate
+        lines = ["no certificate; the launch ran without detectors"] if found is None else found.lines()
+        show("\n  ".join(lines))
     if counters and launch.report.units is not None:
         show(launch.report.units.describe())

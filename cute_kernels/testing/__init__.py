@@ -14,9 +14,9 @@ from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.testing import ptx, strategies
 from cute_kernels.testing.compare import assert_matches
 from cute_kernels.testing.data import POISON, exact, poisoned, varied
-from cute_kernels.testing.emulation import emulation, schedules_for
+from cute_kernels.testing.emulation import assert_certified, emulation, schedules_for
 
 __all__ = [
-    "POISON", "Schedule", "assert_matches", "emulation", "exact", "poisoned", "ptx", "schedules_for", "strategies",
-    "varied",
+    "POISON", "Schedule", "assert_certified", "assert_matches", "emulation", "exact", "poisoned", "ptx",
+    "schedules_for", "strategies", "varied",
 ]

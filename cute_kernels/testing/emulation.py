@@ -45,6 +45,24 @@ def emulation(
         yield session
 
 
+def assert_certified(session: Session) -> None:
+    """Asserts that the run of each launch so far stands for every schedule of it, see docs/emulator/contract.md.
+
+    Raises:
+        AssertionError: it names the launches, and what stands against their certificates; or nothing was launched.
+    """
+    if not session.launches:
+        raise AssertionError("nothing was launched, of which there could be a certificate")
+    without = []
+    for each in session.launches:
+        certificate = each.report.certificate
+        if certificate is None or not certificate.given:
+            first, *rest = ["it ran without detectors"] if certificate is None else certificate.lines()
+            without.append("\n  ".join([f"launch {each.number} {each.launch.kernel_name}: {first}", *rest]))
+    if without:
+        raise AssertionError("\n".join(without))
+
+
 def schedules_for(
     *given: Schedule, warps: int = 0, ctas: int = 1, overlap: bool = False, random: int = 0
 ) -> list[Schedule]:

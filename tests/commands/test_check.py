@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli
+from cute_kernels.emulator.races.certificate import ASSUMPTIONS
 from tests.emulator import exit_program
 from tests.emulator.checking import ticket_program
 from tests.emulator.checking.planted import planted, report_file
@@ -35,9 +36,39 @@ def replay_of(report: str) -> list[str]:
     return arguments
 
 
+def test_a_sound_kernel_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run stands for all schedules; that of the second launch beside the one that it may overlap is another."""
+    report, sarif = tmp_path / "report.json", tmp_path / "report.sarif"
+    assert check("--report", str(report), "--sarif", str(sarif), str(planted(None, tmp_path))) == 0
+    lines = capsys.readouterr().out.splitlines()
+    certified = "checked: 2 launches, 2 certified by one run each, 1 run beside the default schedule: "
+    assert lines[-1] == f"{certified}1 systematic, 0 random; clean"
+    assert [line for line in lines if line.endswith("add_bias: certificate")] == [
+        f"launch {number} add_bias: certificate" for number in (1, 2)
+    ]
+    assert lines.count("  " + ASSUMPTIONS[0]) == lines.count("  " + ASSUMPTIONS[1]) == 2
+    for each in report_files.validated(report)["launches"]:
+        assert each["certificate"] == {
+            "given": True, "for_draws": False, "assumptions": list(ASSUMPTIONS), "places": [],
+        }  # fmt: skip
+    (run,) = json.loads(sarif.read_text())["runs"]
+    certificates = run["properties"]["certificates"]
+    assert {number: each["given"] for number, each in certificates.items()} == {"1": True, "2": True}
+
+
+def test_draws_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    assert check("--results-may-differ", "--seeds", "0", "--report", str(report), TICKETS) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "certificate for these draws; 1 place stands against it" in lines[0]
+    assert re.match(r"  1 another order of atomic operations \[draw\]: .*`atom\.", lines[1])
+    (launch,) = report_files.validated(report)["launches"]
+    assert [place["kind"] for place in launch["certificate"]["places"]] == ["draw"]
+
+
 def test_a_sound_kernel_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
-    assert check("--seeds", "1", "--report", str(report), str(planted(None, tmp_path))) == 0
+    assert check("--always-search", "--seeds", "1", "--report", str(report), str(planted(None, tmp_path))) == 0
     captured = capsys.readouterr()
     # Lazy, timeouts, five warps starved twice, lazy and random: 13; of the second launch two with overlap besides.
     expected = "checked: 2 launches, 30 runs beside the default schedule: 28 systematic, 2 random; clean"
@@ -131,7 +162,7 @@ def test_results_that_depend_on_the_schedule(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_time_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check("--seconds", "1e-9", EXITS, "normal") == 0
+    assert check("--always-search", "--seconds", "1e-9", EXITS, "normal") == 0
     assert "0 systematic, 0 random; clean, but not all systematic schedules fitted into --seconds" in (
         capsys.readouterr().out
     )

@@ -52,7 +52,7 @@ def test_help_says_what_exit_statuses_mean(command: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("check", "--seeds", "0"), r"checked: 2 launches, \d+ runs .*; clean\n"),
+        (("check", "--seeds", "0"), r"checked: 2 launches, 2 certified .*; clean\n"),
         (("mutate", "--match", "fence.proxy"), ""),
         (("emulate",), ""),
     ],

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from cute_kernels import Sm90GemmConfig
 from cute_kernels.config import GemmProblem
 from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.emulator.races.certificate import Certificate, Place
 from cute_kernels.explore.tuning.strategies import configurations
 from cute_kernels.plan import make_plan
 from cute_kernels.testing import (
     POISON,
+    assert_certified,
     assert_matches,
     emulation,
     exact,
@@ -107,6 +109,24 @@ def test_schedules_of_the_marker() -> None:
     assert found[:2] == [Schedule(), mine] and len(found) == len(set(found)) == 2 + 7 + 3
     assert not any(each.overlap for each in found)
     assert any(each.overlap for each in schedules_for(warps=1, overlap=True))
+
+
+def test_launches_without_a_certificate_are_named() -> None:
+    def session(*certificates: Certificate | None) -> types.SimpleNamespace:
+        named, kernel = types.SimpleNamespace, types.SimpleNamespace(kernel_name="k")
+        reports = [named(certificate=each) for each in certificates]
+        return named(launches=[named(number=n, launch=kernel, report=each) for n, each in enumerate(reports, 1)])
+
+    draw = Certificate((Place("draw", "a ticket", "atom.add.u32 ..", 7),))
+    assert_certified(session(Certificate(), Certificate()))
+    for other, words in (
+        (draw, r"^launch 2 k: certificate for these draws; 1 place stands .* it\n  1 a ticket \[draw\]: PTX line 7"),
+        (None, "^launch 2 k: it ran without detectors$"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            assert_certified(session(Certificate(), other))
+    with pytest.raises(AssertionError, match="nothing was launched"):
+        assert_certified(session())
 
 
 @given(data=st.data())

@@ -10,7 +10,7 @@ from typing import Any
 from cute_kernels.emulator.checking.mutation.campaign import Kernel
 from cute_kernels.emulator.checking.mutation.judge import Verdict, source_of
 from cute_kernels.emulator.checking.search import Finding, Tally
-from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.emulator.programs.recorded import RecordedLaunch, Recorder
 from cute_kernels.emulator.reports import kinds
 from cute_kernels.emulator.reports.diagnosis import place_of_line
 from cute_kernels.emulator.reports.document import launch_facts
@@ -22,17 +22,34 @@ from cute_kernels.emulator.reports.sources import short_name, text_of_line
 def launches_of(recorder: Recorder) -> list[dict[str, Any]]:
     """Facts of the launches that differ."""
     return [
-        launch_facts(each.number, short_name(each.launch.ptx, each.launch.kernel_name), each.launch)
+        launch_facts(
+            each.number, short_name(each.launch.ptx, each.launch.kernel_name), each.launch,
+            certificate=each.certificate,
+        )
         for each in recorder.launches
     ]
+
+
+def certificate_of(recorded: RecordedLaunch) -> str:
+    """The certificate of a launch, or the places against it, in lines."""
+    launch = recorded.launch
+    title = f"launch {recorded.number} {short_name(launch.ptx, launch.kernel_name)}: "
+    if recorded.certificate is None:
+        return f"{title}no certificate; it ran without detectors"
+    first, *lines = recorded.certificate.lines()
+    return "\n  ".join([title + first, *lines])
 
 
 def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
     """Summary of what was run, in one line."""
     count = len(recorder.launches)
     same = f" ({recorder.total} in all; equal ones once)" if recorder.total != count else ""
-    text = f"checked: {count} launch{'' if count == 1 else 'es'}{same}, {tally.runs} runs beside the default schedule: "
-    text += f"{tally.systematic} systematic, {tally.random} random"
+    text = f"checked: {count} launch{'' if count == 1 else 'es'}{same}"
+    if tally.certified:
+        text += f", {tally.certified} certified by {'its run' if tally.certified == 1 else 'one run each'}"
+    if tally.runs or tally.certified < count:
+        text += f", {tally.runs} run{'' if tally.runs == 1 else 's'} beside the default schedule: "
+        text += f"{tally.systematic} systematic, {tally.random} random"
     if not clean:
         return text
     return text + ("; clean" if tally.complete else "; clean, but not all systematic schedules fitted into --seconds")

@@ -59,11 +59,18 @@ class Budget:
 
 @dataclass
 class Tally:
-    """Progress of a search: runs under systematic and under random schedules, and whether all systematic ones ran."""
+    """Progress of a search.
+
+    Attributes:
+        systematic, random: runs under such schedules.
+        complete: all systematic ones ran.
+        certified: launches whose certificate stands for all schedules, so that none is tried.
+    """
 
     systematic: int = 0
     random: int = 0
     complete: bool = False
+    certified: int = 0
 
     @property
     def runs(self) -> int:
@@ -136,6 +143,10 @@ class _Trials:
         return self._replays[number].run(options, overlap=schedule.overlap, progress=check_time)
 
 
+def _is_certified(recorded: RecordedLaunch) -> bool:
+    return recorded.certificate is not None and recorded.certificate.given
+
+
 _Planned = tuple[str, int, Schedule]  # "", "systematic" or "random"; number of the launch
 
 
@@ -154,6 +165,7 @@ class Search:
         progress: called before each run with the tally and the seconds since the search began.
         executor, jobs: where runs are executed, as for `Workers`.
         reduction: seconds that steps of a failing schedule are reduced for.
+        always: launches with a certificate are searched like all others.
     """
 
     launches: Sequence[RecordedLaunch]
@@ -164,9 +176,11 @@ class Search:
     executor: Executor | Callable[[], Executor] | None = None
     jobs: int = 1
     reduction: float = 30.0
+    always: bool = False
 
     def __post_init__(self) -> None:
-        self.tally = Tally()
+        self._searched = [n for n, each in enumerate(self.launches) if self.always or not _is_certified(each)]
+        self.tally = Tally(certified=len(self.launches) - len(self._searched))
         self._start = time.monotonic()
 
     def run(self) -> Finding | None:
@@ -209,21 +223,27 @@ class Search:
         return None
 
     def _plan(self) -> Iterator[_Planned]:
-        for number in range(len(self.launches)):
+        for number in self._searched:
             yield "", number, Schedule()
-        plans = [
-            schedules.systematic(each.ctas, each.warps, overlaps=each.previous is not None, meets=each.meets)
-            for each in self.launches
-        ]
+        plans = [self._systematic(number, each) for number, each in enumerate(self.launches)]
         for turn in itertools.zip_longest(*plans):
             for number, schedule in enumerate(turn):
                 if schedule is not None:
                     yield "systematic", number, schedule
-        for seed in itertools.count(1) if self.budget.seeds is None else range(1, self.budget.seeds + 1):
-            for number, recorded in enumerate(self.launches):
+        seeds = itertools.count(1) if self.budget.seeds is None else range(1, self.budget.seeds + 1)
+        for seed in seeds if self._searched else ():
+            for number in self._searched:
+                recorded = self.launches[number]
                 yield "random", number, schedules.drawn(
                     seed, overlaps=recorded.previous is not None, meets=recorded.meets
                 )
+
+    def _systematic(self, number: int, recorded: RecordedLaunch) -> list[Schedule]:
+        """Systematic schedules of a launch: with a certificate, which is of the launch alone, that of the overlap."""
+        overlaps = recorded.previous is not None
+        if number not in self._searched:
+            return [Schedule(overlap=True)] if overlaps else []
+        return schedules.systematic(recorded.ctas, recorded.warps, overlaps=overlaps, meets=recorded.meets)
 
     def _reduced(self, finding: Finding, workers: Workers) -> Finding:
         """Finds the simplest schedule that shows the same failure, whatever time that takes."""

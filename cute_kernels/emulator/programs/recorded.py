@@ -26,6 +26,7 @@ from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs.guarded_memory import guarded
 from cute_kernels.emulator.programs.host import execute
 from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.races.certificate import Certificate
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
 _SMALLEST_ADDRESS = 1 << 32  # of what is taken for an address in device memory
@@ -58,6 +59,8 @@ class RecordedLaunch:
         roles: names of warps, () where none are given; ``barriers``: of mbarriers, as of `Options`.
         variables: name and bytes of the module's .global variables before the launch; () before its first one.
         warp_instructions: how many it executed in the program; 0 where it did not end.
+        certificate: what its run in the program says of all other schedules; None where it did not end, or ran without
+            detectors.
     """
 
     number: int
@@ -68,6 +71,7 @@ class RecordedLaunch:
     variables: tuple[tuple[str, np.ndarray], ...] = ()
     warp_instructions: int = 0
     barriers: tuple[tuple[int, str], ...] = ()
+    certificate: Certificate | None = None
 
     @property
     def kernel(self) -> tuple[str, str]:
@@ -164,7 +168,8 @@ class Recorder:
 
     def ended(self, report: Report) -> None:
         """Notes what the launch that was taken last has executed."""
-        last, self._last = self._last, dataclasses.replace(self._last, warp_instructions=report.warp_instructions)
+        ran = {"warp_instructions": report.warp_instructions, "certificate": report.certificate}
+        last, self._last = self._last, dataclasses.replace(self._last, **ran)
         if self.launches[-1] is last:
             self.launches[-1] = self._last
 

@@ -14,6 +14,7 @@ from typing import Any
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.facts import WarpName
 from cute_kernels.emulator.machine.launch.run import Report
+from cute_kernels.emulator.races.certificate import Certificate
 from cute_kernels.emulator.reports.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
 from cute_kernels.emulator.reports.text import short_path
 
@@ -70,7 +71,13 @@ def dumps(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def launch_facts(number: int, kernel: str, launch: CapturedLaunch, report: Report | None = None) -> dict[str, Any]:
+def launch_facts(
+    number: int,
+    kernel: str,
+    launch: CapturedLaunch,
+    report: Report | None = None,
+    certificate: Certificate | None = None,
+) -> dict[str, Any]:
     """A launch of a program.
 
     Args:
@@ -78,6 +85,7 @@ def launch_facts(number: int, kernel: str, launch: CapturedLaunch, report: Repor
         kernel: short name.
         launch: as its host code made it.
         report: of a launch that is complete, None otherwise.
+        certificate: of a launch without a report here.
     """
     shape = {name: list(getattr(launch, name)) for name in ("grid", "block", "cluster")}
     facts = {"number": number, "kernel": kernel, "kernel_name": launch.kernel_name, **shape}
@@ -87,6 +95,9 @@ def launch_facts(number: int, kernel: str, launch: CapturedLaunch, report: Repor
         plain = {name: value for name, value in counts.items() if isinstance(value, (int, float, dict)) and value != {}}
         facts["report"] = {name: value for name, value in plain.items() if _is_json(value)}
         facts["counters"] = dataclasses.asdict(report.units) if report.units is not None else None
+        certificate = report.certificate
+    if certificate is not None:
+        facts["certificate"] = certificate.facts()
     return facts
 
 

@@ -30,6 +30,9 @@ def log(outcome: Outcome, diagnostics: Sequence[Diagnostic]) -> dict[str, Any]:
         # An exit status of 0 to 4 is a run that has come to its end, with whatever result.
         "invocations": [{"commandLine": command, "exitCode": outcome.status, "executionSuccessful": True}],
         "originalUriBaseIds": {} if folder is None else {"ROOT": {"uri": folder.as_uri() + "/"}},
+        "properties": {
+            "certificates": {str(each["number"]): each.get("certificate") for each in outcome.launches},
+        },
         "results": [_result(each, kinds.index(each.kind)) for each in diagnostics],
     }
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}

@@ -41,7 +41,7 @@ def test_random_schedules_are_tried_and_reduced(monkeypatch: pytest.MonkeyPatch)
         search.schedules, "drawn", lambda seed, overlaps, meets: Schedule(10 + seed, "random", "starve", True)
         if seed == 5 else Schedule(seed, "random", "random"),
     )  # fmt: skip
-    found = Search(recorder.launches, Budget(None, 9))
+    found = Search(recorder.launches, Budget(None, 9), always=True)
     finding = found.run()
     assert finding is not None and (finding.kind, finding.refused) == ("Hang", False)
     assert finding.schedule == Schedule(3, "random", "starve")

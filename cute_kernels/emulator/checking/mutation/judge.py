@@ -83,7 +83,7 @@ def judge(
     limits: dict[str, int],
     roles: tuple[str, ...] = (),
 ) -> Verdict:
-    """Runs the mutant under each schedule in turn and stops at the first that notices it.
+    """Runs the mutant under each schedule in turn and stops at the first that notices it, or stands for all others.
 
     ``roles`` as for `place_of`.
     """
@@ -103,8 +103,11 @@ def judge(
         limited = dataclasses.replace(options, max_warp_instructions=limits[schedule])
         try:
             repeat = _LAUNCHES if mutant.opcode.startswith("griddepcontrol") else 1
-            message = target.run(mutant.ptx, limited, repeat).difference
+            outcome = target.run(mutant.ptx, limited, repeat)
+            message = outcome.difference
             killer = "wrong result" if message else ""
+            if outcome.certified and not killer:
+                break  # no other schedule can notice it
         except EmulatorError as error:
             internal = type(error) is EmulatorError and "internal error" in str(error)
             killer, message = "internal error" if internal else type(error).__name__, str(error).splitlines()[0]

@@ -14,10 +14,17 @@ from cute_kernels.emulator.programs.recorded import RecordedLaunch, Replay, diff
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one run: warp instructions, and in words how the result differs from the expected one ("" if not)."""
+    """Outcome of one run.
+
+    Attributes:
+        warp_instructions: executed.
+        difference: in words how the result differs from the expected one, "" if it does not.
+        certified: no other schedule gives another result.
+    """
 
     warp_instructions: int
     difference: str
+    certified: bool = False
 
 
 class Target(Protocol):
@@ -50,15 +57,17 @@ class RecordedTarget:
     def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
         """Runs all launches: each from the memory that it found, and if ``repeat`` is not 1 behind the
         launch that it may overlap, or behind itself."""
-        overlap, instructions, difference = repeat > 1, 0, ""
+        overlap, instructions, difference, certified = repeat > 1, 0, "", repeat == 1
         for number, replay in enumerate(self._replays):
             outcome = replay.run(options, ptx=ptx, overlap=overlap)
             instructions += outcome.report.warp_instructions
+            certificate = outcome.report.certificate
+            certified = certified and certificate is not None and certificate.given
             if ptx != self.ptx:
                 difference = difference or differences(outcome, self._unchanged(number, options, overlap))
             if difference:
                 break
-        return Outcome(instructions, difference)
+        return Outcome(instructions, difference, certified)
 
     def _unchanged(self, number: int, options: Options, overlap: bool) -> Replayed:
         """Memory that the unchanged text leaves under a schedule."""
