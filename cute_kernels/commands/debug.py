@@ -77,7 +77,7 @@ def debug(options: argparse.Namespace) -> int:
     how = command.run_options(options)
     recorded = _recorded(options, chosen, how)
     with Debugger(recorded, chosen, **how) as debugger:
-        shell = Shell(debugger)
+        shell = Shell(debugger, others=lambda script: _recorded(_of_script(options, script), chosen, how))
         for each in options.command:
             shell.stdout.write(f"{shell.prompt}{each}\n")
             shell.strict = True
@@ -86,6 +86,12 @@ def debug(options: argparse.Namespace) -> int:
         if not options.command:
             shell.cmdloop()
     return 0
+
+
+def _of_script(options: argparse.Namespace, script: str) -> argparse.Namespace:
+    """The options of another program, with the same arguments."""
+    files.check_program(script)
+    return argparse.Namespace(**{**vars(options), "script": script})
 
 
 def _recorded(options: argparse.Namespace, chosen: schedule.Schedule, how: dict) -> RecordedLaunch:
@@ -117,6 +123,7 @@ class Shell(cmd.Cmd):
     Args:
         debugger: what it commands; its own user closes it.
         stdin, stdout: as for `cmd.Cmd`.
+        others: the launch of another program, of its path.
 
     Attributes:
         strict: what cannot be done raises ValueError instead of being said.
@@ -124,10 +131,17 @@ class Shell(cmd.Cmd):
 
     prompt = "(debug) "
 
-    def __init__(self, debugger: Debugger, stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        debugger: Debugger,
+        stdin: IO[str] | None = None,
+        stdout: IO[str] | None = None,
+        *,
+        others: Callable[[str], RecordedLaunch] | None = None,
+    ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
-        self.debugger, self.strict, self._warp = debugger, False, ""
+        self.debugger, self.strict, self._warp, self._others = debugger, False, "", others
         launch = debugger.recorded.launch
         self._kernel = sources.short_name(launch.ptx, launch.kernel_name)
         self.intro = (
@@ -282,12 +296,15 @@ class Shell(cmd.Cmd):
             self._say(f"and more: {whole} bytes in all")
 
     def do_origin(self, text: str) -> None:
-        """origin ARRAY BYTE, or ARRAY expected FILE.npy: who made the byte, or the first wrong element, and of what."""
+        """origin ARRAY BYTE, ARRAY expected FILE.npy, ARRAY like SCRIPT: of what a byte, or the first wrong one, is."""
         array, byte, *path = _words(text, 2, 3)
-        if (byte == "expected") != bool(path):
-            raise ValueError(f"origin {text}: must be ARRAY BYTE or ARRAY expected FILE.npy")
+        if (byte in ("expected", "like")) != bool(path) or byte == "like" and self._others is None:
+            raise ValueError(f"origin {text}: must be ARRAY BYTE, ARRAY expected FILE.npy or ARRAY like SCRIPT")
         try:
-            wanted = np.load(path[0], allow_pickle=False) if path else _number(byte)
+            if byte == "like":
+                wanted = self._others(path[0])
+            else:
+                wanted = np.load(path[0], allow_pickle=False) if path else _number(byte)
         except OSError as error:
             raise ValueError(f"origin {text}: {error.strerror or error}") from None
         for line in self.debugger.origin(array, wanted):
