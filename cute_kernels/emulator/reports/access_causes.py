@@ -387,8 +387,9 @@ def _arrived_before(e: Evidence) -> Fields | None:
 
 def _both_write(e: Evidence) -> Fields | None:
     side, other = e.facts.side, e.facts.other
-    stores = side is not None and other is not None and (side.verb, other.verb) == ("writes", "wrote")
-    return {} if stores and e.at_fault is not None and e.at_fault.parts[0] == "st" and not other.what else None
+    if side is None or other is None or (side.verb, other.verb) != ("writes", "wrote") or e.at_fault is None:
+        return None
+    return {} if other.instructions and {each.parts[0] for each in (e.at_fault, *other.instructions)} == {"st"} else None
 
 
 def _behind_array(e: Evidence) -> Fields | None:

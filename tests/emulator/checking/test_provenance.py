@@ -214,5 +214,5 @@ def test_two_launches_are_compared(ampere: RecordedLaunch, tmp_path: Path) -> No
 
 def test_launches_that_cannot_be_compared(tmp_path: Path) -> None:
     one = recorded(*write(tmp_path, COUNT, 1, 32))[0]
-    with Debugger(one) as debugger, pytest.raises(ValueError, match="array = d: must be in both launches, .* no and no"):
+    with Debugger(one) as debugger, pytest.raises(ValueError, match="must be in both launches, .* no and no bytes"):
         debugger.origin("d", one)
