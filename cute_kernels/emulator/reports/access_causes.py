@@ -389,7 +389,8 @@ def _both_write(e: Evidence) -> Fields | None:
     side, other = e.facts.side, e.facts.other
     if side is None or other is None or (side.verb, other.verb) != ("writes", "wrote") or e.at_fault is None:
         return None
-    return {} if other.instructions and {each.parts[0] for each in (e.at_fault, *other.instructions)} == {"st"} else None
+    opcodes = {each.parts[0] for each in (e.at_fault, *other.instructions)} if other.instructions else ()
+    return {} if opcodes == {"st"} else None
 
 
 def _behind_array(e: Evidence) -> Fields | None:
