@@ -614,7 +614,7 @@ class Origin:
         return ("registers", [], 1, "") if byte is None else self._chunk(byte, index, event.cluster, size, size)
 
     def _chunk(self, byte: Byte, end: int, cluster: int, unit: int, size: int) -> _Chunk:
-        """What has been copied to a byte before an event, a unit of bytes of elements of a size."""
+        """Source of a unit of bytes before an event, in elements of a size."""
         found = self._writer(byte, end, cluster) if byte[0] == "shared" else (None, byte)
         count = unit // size
         if found is None or isinstance(found[1], str) or found[1][0] != "global":
@@ -625,7 +625,7 @@ class Origin:
         return self._array(address)[0], self._coordinates(address, tensor, size), count, swizzle
 
     def _coordinates(self, address: int, tensor: TensorMap | None, size: int) -> list[int]:
-        """Of an element of an array of the device, by a tensor map or by the shape of the tensor that it is."""
+        """Coordinates of an element of an array of the device, by a tensor map or by the shape of the tensor that it is."""
         if tensor is not None:
             return _index(tensor, address)[0][::-1]
         name, first = self._array(address)

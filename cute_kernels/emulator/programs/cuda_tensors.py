@@ -97,7 +97,7 @@ class CudaOnHost(TorchFunctionMode):
         self._freed.append((address, nbytes, f"{kind} {shape}"))
 
     def shape(self, address: int) -> tuple[tuple[int, ...], int]:
-        """Of the first tensor of a storage, by its address: shape, bytes of an element (0: not row by row)."""
+        """Shape of the first tensor of a storage, by its address; bytes of an element, 0 if it is not row by row."""
         return self._shapes[address][1:] if address in self._shapes else ((), 0)
 
     def freed(self, address: int | None) -> str:

@@ -40,7 +40,7 @@ class Cause:
     when: Callable[[Fields], bool] = lambda fields: True
 
     def fields(self, evidence: Evidence) -> Fields | None:
-        """Of ``help``, None where it is not the cause."""
+        """Fields of ``help``, None where it is not the cause."""
         found = self.holds(evidence)
         return found if found is not None and self.when(found) else None
 
@@ -67,7 +67,7 @@ class Evidence:
 
     @property
     def instructions(self) -> Sequence[Located]:
-        """Of the kernel, in the order of its text."""
+        """Instructions of the kernel, in the order of its text."""
         return self.kernel.instructions if self.kernel is not None else ()
 
     @property
