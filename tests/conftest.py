@@ -17,6 +17,7 @@ import functools
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules import module as modules
 
 import cute_kernels
 from cute_kernels.commands import workers
@@ -48,6 +50,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job inherits that Ctrl-C is ignored: tests of interrupts would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "nightly: run by `make nightly` alone, which sets NIGHTLY=1")
     if KERNELS not in os.environ:  # which the worker processes of pytest-xdist inherit
         folder = tempfile.TemporaryDirectory(prefix="cute-kernels-test-")
@@ -98,6 +103,9 @@ SET_BY_LIBRARIES = (
 )
 
 
+HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+
+
 def process_state() -> dict[str, object]:
     """What one test could leave behind for another."""
     return {
@@ -107,6 +115,7 @@ def process_state() -> dict[str, object]:
         "torch's default type": torch.get_default_dtype(),
         "torch's gradients": torch.is_grad_enabled(),
         "torch's threads": torch.get_num_threads(),
+        "hooks of all modules": [list(hooks) for name, hooks in vars(modules).items() if name in HOOKS],
         "NumPy's error handling": np.geterr(),
         "configurations found fastest": _tuned_files(),
     }

@@ -81,6 +81,7 @@ def _main(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], ou
     sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r", closefd=False) for n in range(3))  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))  # which Python reads when it starts
     tempfile.tempdir = None  # as TMPDIR says now
     os.chdir(cwd)
     ours = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -247,10 +247,12 @@ class _Run:
         # A hook of the layer's own would be an adapter, in front of which raw pixels are normalised.
         hook = register_module_forward_pre_hook(lambda each, given: seen.append(given) if each is module else None)
         self.tower = lambda: model.call(tower, inputs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # plain torch runs under a hook
-            self.tower()
-        hook.remove()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # plain torch runs under a hook
+                self.tower()
+        finally:
+            hook.remove()
         self.result = _without_padding(self.tower(), inputs)
         self.layer: Callable[[], Any] = lambda: module(*seen[0])
         self.layer_result = _without_padding(self.layer(), inputs)

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from cute_kernels.emulator.isa.ptx.targets import SINCE
+
 DATA = Path(__file__).parent / "data" / "ptxas_operands.json"
 TYPES = (
     "pred", "b8", "u8", "s8", "b16", "u16", "s16", "f16", "b32", "u32", "s32", "f32", "f16x2", "b64", "u64", "s64",
@@ -58,10 +60,11 @@ def variants(form: str) -> list[str]:
     return list(dict.fromkeys(f"{opcode} {', '.join(each)}".strip() for each in found))
 
 
-def module(instructions: Sequence[str], target: str = "sm_100a") -> str:
+def module(instructions: Sequence[str], target: str = "sm_100a", version: str = "9.0") -> str:
     """A kernel of these instructions; the first is in line `FIRST`."""
-    declared = " ".join(f".reg .{type_} %{type_}_<8>;" for type_ in TYPES)
-    head = f".version 9.0\n.target {target}\n.address_size 64\n.shared .align 16 .b8 variable[1024];\n"
+    types = [type_ for type_ in TYPES if type_ != "b128" or has_b128(target, version)]
+    declared = " ".join(f".reg .{type_} %{type_}_<8>;" for type_ in types)
+    head = f".version {version}\n.target {target}\n.address_size 64\n.shared .align 16 .b8 variable[1024];\n"
     body = "\n".join(f"{instruction};" for instruction in instructions)
     return f"{head}.visible .entry k(.param .u64 p0)\n{{\n{declared}\ntarget:\n{body}\nret;\n}}\n"
 
@@ -69,12 +72,23 @@ def module(instructions: Sequence[str], target: str = "sm_100a") -> str:
 FIRST = 9
 
 
-def _refused(ptxas: str, target: str, instructions: Sequence[str]) -> set[int]:
+def has_b128(target: str, version: str) -> bool:
+    """Whether a module may declare registers of .b128."""
+    return number(version) >= (8, 3) and int(re.findall(r"\d+", target)[0]) >= 70
+
+
+def number(version: str) -> tuple[int, ...]:
+    """A version of PTX, to compare."""
+    return tuple(map(int, version.split(".")))
+
+
+def _refused(ptxas: str, target: str, instructions: Sequence[str], version: str) -> set[int]:
     """The numbers of those that ptxas refuses."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(module(instructions, target))
+        file.write(module(instructions, target, version))
         file.flush()
-        command = [ptxas, "-arch", target, file.name, "-o", "/dev/null"]
+        arch = "sm_75" if target in OLDER else target  # ptxas 13.0 reads older targets, and has no code for them
+        command = [ptxas, "-arch", arch, file.name, "-o", "/dev/null"]
         text = subprocess.run(command, capture_output=True, text=True).stderr
     return {int(line) - FIRST for line in _ERROR.findall(text)}
 
@@ -82,22 +96,45 @@ def _refused(ptxas: str, target: str, instructions: Sequence[str]) -> set[int]:
 _BATCH = 64  # instructions of a file
 
 
-def verdicts(ptxas: str, target: str, instructions: Sequence[str]) -> str:
+def verdicts(ptxas: str, target: str, instructions: Sequence[str], version: str = "9.0") -> str:
     """For each ``1`` where ptxas accepts it, else ``0``."""
     if len(instructions) > _BATCH:
         batches = (instructions[i : i + _BATCH] for i in range(0, len(instructions), _BATCH))
-        return "".join(verdicts(ptxas, target, batch) for batch in batches)
+        return "".join(verdicts(ptxas, target, batch, version) for batch in batches)
     # The error at the end keeps ptxas from compiling, and shows that it has read everything.
-    refused = _refused(ptxas, target, [*instructions, "add.u32 %b32_0"])
+    refused = _refused(ptxas, target, [*instructions, "add.u32 %b32_0"], version)
     if len(instructions) in refused:
         return "".join("0" if i in refused else "1" for i in range(len(instructions)))
     if len(instructions) == 1:  # at this one it has stopped, or crashed
         return "0"
     half = len(instructions) // 2
-    return "".join(verdicts(ptxas, target, part) for part in (instructions[:half], instructions[half:]))
+    return "".join(verdicts(ptxas, target, part, version) for part in (instructions[:half], instructions[half:]))
 
 
-#: Architectures that are asked which of the forms they have.
+#: Versions of PTX that brought anything that is executed here.
+VERSIONS = (
+    "4.0", "4.2", "4.3", "5.0", "6.0", "6.1", "6.2", "6.3", "6.5", "7.0", "7.1", "7.2", "7.4", "7.5", "7.6", "7.7",
+    "7.8", "8.0", "8.1", "8.2", "8.3", "8.4", "8.5", "8.6", "8.7", "8.8", "9.0",
+)  # fmt: skip
+
+
+def since(ptxas: str, instructions: Sequence[str]) -> dict[str, str]:
+    """``"sm_90 8.0"``: the first target that has each, and the first version of PTX that has it on that target."""
+    found: dict[str, str] = {}
+    left = list(instructions)
+    for target in (*OLDER, *TARGETS):
+        mine = [each for each, said in zip(left, verdicts(ptxas, target, left)) if said == "1"]
+        left = [each for each in left if each not in set(mine)]
+        for version in VERSIONS:
+            if mine and number(version) >= number(SINCE[re.findall(r"\d+.?", target)[0]]):
+                said = verdicts(ptxas, target, mine, version)
+                found |= {each: f"{target} {version}" for each, is_one in zip(mine, said) if is_one == "1"}
+                mine = [each for each in mine if each not in found]
+    return found
+
+
+#: Architectures that are asked which of the forms they have; older ones are asked for the first that has a form.
+OLDER = ("sm_50", "sm_53", "sm_60", "sm_61", "sm_70", "sm_72", "sm_75")
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_120", "sm_120a")
 
 

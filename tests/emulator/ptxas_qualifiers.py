@@ -2,8 +2,9 @@
 
 `DATA` has an instruction of every form of an opcode that the emulator executes. Variants of each lose, repeat, swap
 or exchange a qualifier, a type too, whose registers get its width. Without ``--record`` the command draws variants with
-a seed of its own, asks ptxas (CUDA 13.0 or later) about them, and prints where the emulator says something else; with
-it, the verdicts are kept in `DATA`, so that `ptx/test_qualifiers.py` needs no ptxas.
+a seed of its own, asks ptxas (CUDA 13.0 or later) about them, and about the first target and version of PTX that has
+each, and prints where the emulator says something else; with it, the verdicts are kept in `DATA`, so that
+`ptx/test_qualifiers.py` and `test_targets.py` need no ptxas.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cute_kernels.emulator import UnsupportedPTX
+from cute_kernels.emulator.isa.ptx import targets
 from cute_kernels.emulator.isa.ptx.families import arrange
 from cute_kernels.emulator.isa.ptx.operand_syntax import HELD_IN
 from cute_kernels.emulator.isa.ptx.program import TYPE_BITS
 from cute_kernels.emulator.machine.bytecode.lowering import lower
-from tests.emulator.ptxas_operands import TARGETS, module, target_of, verdicts
+from tests.emulator.ptxas_operands import OLDER, TARGETS, module, number, since, split, target_of, verdicts
 
 DATA = Path(__file__).parent / "data" / "ptxas_qualifiers.json"
 _REGISTER = re.compile(r"%[a-z]+\d*(?:x2)?_(\d)")
@@ -60,11 +62,20 @@ WIDER = {
     r"multimem\S*f16x2 .*%f32": "of registers of pairs the width alone matters",
 }
 
+#: What is newer because of the kind of an operand, which is not looked at: a register of 128 bits, a predicate.
+BY_OPERANDS = r"^(?!\S*b128).*%b128|cp\.async.* %pred_\d$"
+
 
 @functools.cache
 def instructions() -> tuple[str, ...]:
     """The instructions that `DATA` has variants of."""
     return tuple(json.loads(DATA.read_text())["verdicts"])
+
+
+@functools.cache
+def rare() -> tuple[str, ...]:
+    """Instructions with words that variants seldom have: when each has come is known."""
+    return tuple(json.loads(DATA.read_text())["rare"])
 
 
 @functools.cache
@@ -116,6 +127,15 @@ def variants(instruction: str, seed: int) -> list[str]:
         else:
             add([*parts[:i], drawn.choice(words()), *parts[i:]])
     return list(dict.fromkeys(found))
+
+
+def first(instruction: str) -> str:
+    """What the emulator says that `ptxas_operands.since` is of an instruction."""
+    opcode, _, operands = instruction.partition(" ")
+    name, count = ".".join(arrange(tuple(opcode.split(".")))[0]), len(split(operands))
+    target = next(target for target in (*OLDER, *TARGETS) if not targets.missing(target, name, count))
+    versions = targets.SINCE[target.removeprefix("sm_")], targets.first(name, count)[2]
+    return f"{target} {max(versions, key=number)}"
 
 
 def refusal(instruction: str) -> str | None:
@@ -186,8 +206,12 @@ def main() -> None:
             raise SystemExit(f"nothing is recorded: ptxas refuses {wrong}")
         said = subprocess.run([options.ptxas, "--version"], capture_output=True, text=True, check=True).stdout
         version = said.split("release ")[1].split(",")[0]
-        targets = {target: verdicts(options.ptxas, target, chosen) for target in TARGETS}
-        kept = {"ptxas": version, "seed": options.seed, "targets": targets, "verdicts": recorded}
+        having = {target: verdicts(options.ptxas, target, chosen) for target in TARGETS}
+        first_of = since(options.ptxas, [*chosen, *rare()])
+        kept = {
+            "ptxas": version, "seed": options.seed, "targets": having, "verdicts": recorded,
+            "since": [first_of[each] for each in chosen], "rare": {each: first_of[each] for each in rare()},
+        }  # fmt: skip
         DATA.write_text(json.dumps(kept, indent=0) + "\n")
     found = list(differences(list(asked), "".join(asked.values())))
     unexplained = [(variant, reason) for variant, reason in found if not explained(variant, reason)]
@@ -196,9 +220,19 @@ def main() -> None:
     for known in sorted({explained(*each) for each in found} - {""}):
         counts = Counter(reason is None for variant, reason in found if explained(variant, reason) == known)
         print(f"{counts[True]} accepted, {counts[False]} refused here: {known}")
+    both = [each for each, said in asked.items() if said == "1" and each not in dict(found)]
+    ages = [(each, said) for each, said in since(options.ptxas, both).items() if said != first(each)]
+    ages = [(each, said) for each, said in ages if not re.search(BY_OPERANDS, each)]
+    for each, said in ages:
+        print(f"since {said}, here since {first(each)}: {each}")
     refused = list(asked.values()).count("0")
-    print(f"seed {options.seed}: {len(asked)} variants, {refused} refused by ptxas; {len(unexplained)} differ")
-    raise SystemExit(any(reason is None or not _has_a_word_too_many(variant) for variant, reason in unexplained))
+    print(
+        f"seed {options.seed}: {len(asked)} variants, {refused} refused by ptxas; {len(unexplained)} differ, and "
+        f"{len(ages)} of {len(both)} are older or newer here"
+    )
+    raise SystemExit(
+        bool(ages) or any(reason is None or not _has_a_word_too_many(variant) for variant, reason in unexplained)
+    )
 
 
 if __name__ == "__main__":

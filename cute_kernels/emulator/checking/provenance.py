@@ -24,10 +24,20 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.checking import inspection
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.isa.ptx.families import CONTROL, read, registers_of, written
 from cute_kernels.emulator.isa.ptx.flow import Flow
-from cute_kernels.emulator.isa.ptx.program import Immediate, Kernel, Memory, Not, Operand, Register, Symbol, Vector
+from cute_kernels.emulator.isa.ptx.program import (
+    TYPE_BITS,
+    Immediate,
+    Instruction,
+    Kernel,
+    Memory,
+    Not,
+    Operand,
+    Register,
+    Symbol,
+    Vector,
+)
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, shared_layout
 from cute_kernels.emulator.machine.state.tmem import LANES
@@ -625,7 +635,7 @@ class Origin:
         return self._array(address)[0], self._coordinates(address, tensor, size), count, swizzle
 
     def _coordinates(self, address: int, tensor: TensorMap | None, size: int) -> list[int]:
-        """Coordinates of an element of an array of the device, by a tensor map or by the shape of the tensor that it is."""
+        """Coordinates of an element of an array of the device, by a tensor map or by the shape of its tensor."""
         if tensor is not None:
             return _index(tensor, address)[0][::-1]
         name, first = self._array(address)

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -181,15 +180,6 @@ def test_a_hang_says_who_waits(tmp_path: Path) -> None:
         assert "waits for phase 0 (parity 0) of empty[0]" in [each.what for each in debugger.waiting().waiting]
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, which it does not where pytest was started in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_stops_a_launch(tmp_path: Path) -> None:
     """Ctrl-C, here of a timer, stops a kernel that goes round for ever."""
     ptx = COUNT.replace("@%p1 bra LOOP", "bra LOOP")

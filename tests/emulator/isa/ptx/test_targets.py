@@ -14,11 +14,9 @@ from cute_kernels.emulator.isa.ptx.targets import missing
 from cute_kernels.testing.ptx import module
 from tests.emulator import ptxas_qualifiers
 from tests.emulator.ptx_launch import launch
-from tests.emulator.ptxas_operands import DATA, TARGETS
+from tests.emulator.ptxas_operands import DATA, TARGETS, split
 
 RECORDED = [json.loads(data.read_text()) for data in (DATA, ptxas_qualifiers.DATA)]
-#: What depends on operands, which are not looked at.
-OPERANDS = r"max(\.ftz)?\.f32 .*(, .*){3}|mbarrier\.arrive\.shared\.b64 _?.*, "
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=["operands", "qualifiers"])
@@ -27,8 +25,36 @@ def test_what_ptxas_has_of_a_target_is_executed_and_nothing_else(target: str, re
     verdicts = recorded["targets"][target]
     assert len(verdicts) == len(recorded["verdicts"])
     for form, verdict in zip(recorded["verdicts"], verdicts):
-        if not re.match(OPERANDS, form):
-            assert (missing(target, ".".join(arranged(form.split()[0]))) == "") == (verdict == "1"), form
+        opcode, _, operands = form.partition(" ")
+        reason = missing(target, ".".join(arranged(opcode)), len(split(operands)))
+        assert (reason == "") == (verdict == "1"), form
+
+
+def test_the_first_target_and_version_of_every_opcode_are_those_of_ptxas() -> None:
+    recorded = json.loads(ptxas_qualifiers.DATA.read_text())
+    said = dict(zip(recorded["verdicts"], recorded["since"], strict=True)) | recorded["rare"]
+    wrong = {form: (when, ptxas_qualifiers.first(form)) for form, when in said.items()}
+    wrong = {form: both for form, both in wrong.items() if both[0] != both[1]}
+    assert not [form for form in wrong if not re.search(ptxas_qualifiers.BY_OPERANDS, form)]
+    assert len(said) > 900
+
+
+@pytest.mark.parametrize(("version", "target", "instruction", "since"), [
+    ("6.0", "sm_70", "elect.sync %r1|%p1, -1", "8.0"), ("6.5", "sm_75", "redux.sync.add.u32 %r1, %r2, -1", ""),
+    ("7.8", "sm_90", "fence.proxy.async.shared::cta", "8.0"),
+    ("7.0", "sm_80", "ld.global.L1::evict_last.b32 %r1, [%d1]", "7.4"),
+    ("8.0", "sm_90a", "tensormap.replace.tile.rank.global.b1024.b32 [%d1], 1", "8.3"),
+    ("8.0", "sm_90", "mov.u32 %r1, %aggr_smem_size", "8.1"), ("8.7", "sm_100", "max.f32 %r1, %r2, %r3, %r4", "8.8"),
+    ("7.0", "sm_80", "mov.u32 %r1, %cluster_ctarank", ""), ("6.0", "sm_70", "activemask.b32 %r1", "6.2"),
+])  # fmt: skip
+def test_instructions_that_are_newer_than_the_module(version: str, target: str, instruction: str, since: str) -> None:
+    """``since`` is "" where the version has the instruction, and the target has not."""
+    text = module(f"{instruction};\nret;", parameters=0, target=target)
+    text = re.sub(r"\.version \S+", f".version {version}", text)
+    message = f"version {version} does not have it: it needs .version {since} or" if since else "have it: it needs sm_"
+    with pytest.raises(UnsupportedPTX, match=message) as error:
+        launch(text)
+    assert error.value.ptx_line is not None
 
 
 @pytest.mark.parametrize(("target", "instruction", "message"), [
