@@ -9,6 +9,7 @@ from cute_kernels.commands.kernel_options import count
 from cute_kernels.common import files
 from cute_kernels.emulator.checking import debug_shell
 from cute_kernels.emulator.machine.launch import schedule
+from cute_kernels.emulator.programs.recorded import RecordedLaunch
 
 EXIT_STATUSES = command.exit_statuses(
     {
@@ -53,9 +54,12 @@ def debug(options: argparse.Namespace) -> int:
         OSError: no such program.
         ValueError: the program launches nothing, or a command of the options cannot be done.
     """
-    files.check_program(options.script)
     chosen, how = schedule.of_arguments(options), command.run_options(options)
     facts = {"roles": dict(options.roles), "number": options.launch, "traceback": options.traceback}
-    recorded = debug_shell.recorded(options.script, options.arguments, options.arch, chosen, how, **facts)
-    debug_shell.session(recorded, chosen, how, options.command)
+
+    def recorded(script: str) -> RecordedLaunch:
+        files.check_program(script)
+        return debug_shell.recorded(script, options.arguments, options.arch, chosen, how, **facts)
+
+    debug_shell.session(recorded(options.script), chosen, how, options.command, recorded)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cmd
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -67,14 +67,20 @@ def recorded(
     raise ValueError(f"--launch {wanted}: the launches that differ are {numbers}")
 
 
-def session(launch: RecordedLaunch, chosen: Schedule, how: Mapping[str, Any], commands: Sequence[str]) -> None:
-    """Does the commands, or asks for them where there are none.
+def session(
+    launch: RecordedLaunch,
+    chosen: Schedule,
+    how: Mapping[str, Any],
+    commands: Sequence[str],
+    others: Callable[[str], RecordedLaunch],
+) -> None:
+    """Does the commands, or asks for them where there are none; ``others`` as of `Shell`.
 
     Raises:
         ValueError: one of the commands cannot be done.
     """
     with Debugger(launch, chosen, **how) as debugger:
-        shell = Shell(debugger)
+        shell = Shell(debugger, others=others)
         for each in commands:
             shell.stdout.write(f"{shell.prompt}{each}\n")
             shell.strict = True
@@ -90,6 +96,7 @@ class Shell(cmd.Cmd):
     Args:
         debugger: what it commands; its own user closes it.
         stdin, stdout: as for `cmd.Cmd`.
+        others: the launch of another program, of its path.
 
     Attributes:
         strict: what cannot be done raises ValueError instead of being said.
@@ -97,10 +104,17 @@ class Shell(cmd.Cmd):
 
     prompt = "(debug) "
 
-    def __init__(self, debugger: Debugger, stdin: IO[str] | None = None, stdout: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        debugger: Debugger,
+        stdin: IO[str] | None = None,
+        stdout: IO[str] | None = None,
+        *,
+        others: Callable[[str], RecordedLaunch] | None = None,
+    ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
-        self.debugger, self.strict, self._warp = debugger, False, ""
+        self.debugger, self.strict, self._warp, self._others = debugger, False, "", others
         launch = debugger.recorded.launch
         self._kernel = sources.short_name(launch.ptx, launch.kernel_name)
         self.intro = (
@@ -255,12 +269,15 @@ class Shell(cmd.Cmd):
             self._say(f"and more: {whole} bytes in all")
 
     def do_origin(self, text: str) -> None:
-        """origin ARRAY BYTE, or ARRAY expected FILE.npy: who made the byte, or the first wrong element, and of what."""
+        """origin ARRAY BYTE, ARRAY expected FILE.npy, ARRAY like SCRIPT: of what a byte, or the first wrong one, is."""
         array, byte, *path = _words(text, 2, 3)
-        if (byte == "expected") != bool(path):
-            raise ValueError(f"origin {text}: must be ARRAY BYTE or ARRAY expected FILE.npy")
+        if (byte in ("expected", "like")) != bool(path) or byte == "like" and self._others is None:
+            raise ValueError(f"origin {text}: must be ARRAY BYTE, ARRAY expected FILE.npy or ARRAY like SCRIPT")
         try:
-            wanted = np.load(path[0], allow_pickle=False) if path else _number(byte)
+            if byte == "like":
+                wanted = self._others(path[0])
+            else:
+                wanted = np.load(path[0], allow_pickle=False) if path else _number(byte)
         except OSError as error:
             raise ValueError(f"origin {text}: {error.strerror or error}") from None
         for line in self.debugger.origin(array, wanted):

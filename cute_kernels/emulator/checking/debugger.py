@@ -351,19 +351,21 @@ class Debugger:
         """
         return inspection.device_memory(self.warp(), address, nbytes)
 
-    def origin(self, array: str, byte: int | np.ndarray) -> list[str]:
+    def origin(self, array: str, byte: int | np.ndarray | RecordedLaunch) -> list[str]:
         """How a byte of an array of the device came about, by another run of the launch, a step per line.
 
         Args:
             array: parameter of the function that launches.
-            byte: of the array; or what all of it must be, for the first element that is not (`Origin.first_wrong`).
+            byte: of the array; or what all of it must be, for the first element that is not (`Origin.first_wrong`); or
+                another launch, for the first byte that differs, and how both came about (`Origin.against`).
 
         Raises:
             ValueError: no such array or byte, or nothing is wrong.
             EmulatorError: the launch is at fault.
         """
-        replay = Replay(self.recorded)
-        found = Origin(self.recorded.launch, replay, self._making)
+        found = Origin(self.recorded.launch, Replay(self.recorded), self._making)
+        if isinstance(byte, RecordedLaunch):
+            return found.against(array, Origin(byte.launch, Replay(byte), self._making))
         if not isinstance(byte, np.ndarray):
             return found.lines(array, byte)
         first, words = found.first_wrong(array, byte)

@@ -1,13 +1,19 @@
 """Where a byte of a result came from: store <- registers <- MMA <- stage <- copy <- element in global memory.
 
-The launch runs once more under the same schedule, and stops in front of what writes memory or multiplies; there, the
-registers say which bytes. Between a store and the MMA lies the arithmetic of one thread, which the text shows.
+The launch runs once more under the same schedule, and stops in front of each instruction that moves data or multiplies,
+and of the arithmetic between these; there, the registers say which bytes.
 """
 
 from __future__ import annotations
 
+import bisect
 import ctypes
-from collections.abc import Iterator, Sequence
+import difflib
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,20 +24,22 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.checking import inspection
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.isa.ptx.families import read, written
+from cute_kernels.emulator.isa.ptx.families import CONTROL, read, registers_of, written
 from cute_kernels.emulator.isa.ptx.flow import Flow
 from cute_kernels.emulator.isa.ptx.program import (
     TYPE_BITS,
     Immediate,
     Instruction,
+    Kernel,
     Memory,
+    Not,
     Operand,
     Register,
     Symbol,
     Vector,
 )
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
-from cute_kernels.emulator.machine.state.smem import OFFSET_MASK
+from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, shared_layout
 from cute_kernels.emulator.machine.state.tmem import LANES
 from cute_kernels.emulator.machine.units.copies.bulk import tensor_descriptor
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
@@ -52,7 +60,10 @@ from cute_kernels.emulator.reports.arrays import Tile, tile_at
 from cute_kernels.emulator.reports.operations import noun
 
 _SWIZZLES = tuple(SWIZZLES)
-_MMA, _LOAD = ("tcgen05", "mma"), ("tcgen05", "ld")
+_WGMMA, _MMA, _LOAD = ("wgmma", "mma_async"), ("tcgen05", "mma"), ("tcgen05", "ld")
+_WIDEST = 32  # bytes that a lane stores, or a row of stmatrix has
+_MOST = 8  # loads that are shown of a value
+_PLACE = re.compile(r" at PTX line \d+|, [^ ,]+:\d+|%\w+")  # what may differ between two programs that do the same
 _Chunk = tuple[str, list[int], int, str]
 Byte = tuple[str, int, int]
 """Space ("global", or "shared"), CTA of the cluster (0 for global memory), address."""
@@ -64,7 +75,7 @@ class Event:
 
     Attributes:
         cluster, cta, warp: who; ``lanes``: mask of those that execute it.
-        values: of the registers that it reads.
+        values: of the registers that it reads; addresses of variables.
         map: tensor map of a copy.
         form: of a wgmma.
     """
@@ -82,11 +93,36 @@ class Event:
         """A register in a lane, the first that executes if none is given; or a number."""
         if isinstance(operand, Immediate):
             return operand.value
-        if not isinstance(operand, Register):
+        if not isinstance(operand, (Register, Symbol)):
             raise ValueError(f"{operand} of `{self.instruction.text}` is not followed")
         found = self.values[operand.name]
+        if isinstance(operand, Symbol):
+            return int(found) + operand.offset
         first = (self.lanes & -self.lanes).bit_length() - 1
         return int(found) if isinstance(found, int) else int(found[first if lane is None else lane])
+
+    def may_write(self, byte: Byte) -> bool:
+        """Whether an instruction that writes memory may write a byte, by the low bits of its addresses."""
+        if self.map is not None:
+            return True
+        bulk = "bulk" in self.instruction.parts
+        most = self.value(self.instruction.operands[2]) if bulk else _WIDEST
+        return bool((((byte[2] - self._starts) & OFFSET_MASK) < most).any())
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        """Low bits of the addresses of all lanes."""
+        target = next(each for each in self.instruction.operands if isinstance(each, Memory))
+        if isinstance(target.base, Register):
+            values = np.atleast_1d(np.array(self.values[target.base.name], np.uint64)).astype(np.int64)
+        else:
+            values = np.array([self.value(target.base)])
+        return (values + target.offset) & OFFSET_MASK
+
+    @property
+    def warp_key(self) -> tuple[int, int, int]:
+        """Cluster, CTA and warp."""
+        return self.cluster, self.cta, self.warp
 
     @property
     def who(self) -> str:
@@ -98,31 +134,36 @@ class Event:
 
 @dataclass
 class Trail:
-    """Instructions of a launch that move data or multiply, in its order; `Options.debugger` of one run.
+    """Instructions of a launch through which its data go, in its order; `Options.debugger` of one run.
 
     Attributes:
-        events: so far; ``flow``: of the kernel, an instruction to a block.
-        symbols: shared variables.
+        events: so far.
+        writes: of a register of a warp, by (cluster, CTA, warp, register): events that write it, in order.
+        stores: indices of those that write memory.
+        kernel: that ran; ``shared``: offsets of its shared variables.
     """
 
     events: list[Event] = field(default_factory=list)
-    flow: Flow | None = None
-    symbols: dict[str, int] = field(default_factory=dict)
+    stores: list[int] = field(default_factory=list)
+    kernel: Kernel | None = None
+    shared: Mapping[str, int] = field(default_factory=dict)
+    writes: dict[tuple[int, int, int, str], list[int]] = field(default_factory=dict)
 
     def begins(self, scheduler: Scheduler) -> None:
         """`Options.debugger`."""
-        execution = scheduler.execution
-        self.flow = execution.flow
-        wanted = [block.index for block in self.flow.blocks if _followed(self._instruction(block.start))]
-        execution.bytecode.stop_at(wanted)
-
-    def _instruction(self, index: int) -> Instruction:
-        return self.flow.kernel.instructions[index]
+        flow = scheduler.execution.flow
+        self.kernel, wanted = flow.kernel, _data_flow(flow)
+        self.shared, _ = shared_layout(flow.kernel.variables)
+        scheduler.execution.bytecode.stop_at([block.index for block in flow.blocks if block.start in wanted])
 
     def stops(self, warp: Warp) -> None:
         """`Options.debugger`."""
         instruction, cluster = inspection.standing(warp), warp.cluster
-        values = inspection.registers(warp, sorted(read(instruction)))
+        values = inspection.registers(warp, sorted(_needed(instruction)))
+        bases = (each.base for each in instruction.operands if _is_end(instruction) and isinstance(each, Memory))
+        for name in (base.name for base in bases if isinstance(base, Symbol)):
+            shared = self.shared.get(name)
+            values[name] = warp.cta.shared_base + shared if shared is not None else cluster.symbols[name]
         lanes, guard = inspection.active_lanes(warp), instruction.guard
         if guard is not None:
             holds = np.broadcast_to(values[guard.register], 32).astype(bool) ^ guard.negated
@@ -131,19 +172,78 @@ class Trail:
         if instruction.parts[:4] == ("cp", "async", "bulk", "tensor"):
             described = next(each for each in instruction.operands if isinstance(each, Memory) and each.extra)
             event = Event(**{**vars(event), "map": decode(tensor_descriptor(cluster, event.value(described.base)))})
-        elif instruction.parts[0] == "wgmma":
+        elif instruction.parts[:2] == _WGMMA:
             form = next(each for each in cluster.wgmma.forms if each.instruction is instruction)
             event = Event(**{**vars(event), "form": form})
+        if _is_end(instruction) and instruction.parts[0] in ("st", "red", "atom", "stmatrix", "cp"):
+            self.stores.append(len(self.events))
+        for name in _results(instruction):
+            self.writes.setdefault((*event.warp_key, name), []).append(len(self.events))
         self.events.append(event)
 
+    def writer(self, event: Event, name: str, lane: int, end: int) -> int | None:
+        """The event before ``end`` that wrote a register of the warp of another event; None: none that is followed."""
+        found = self.writes.get((*event.warp_key, name), [])
+        for index in reversed(found[: bisect.bisect_left(found, end)]):
+            if self.events[index].lanes >> lane & 1:
+                return index
+        return None
 
-def _followed(instruction: Instruction) -> bool:
+
+def _is_end(instruction: Instruction) -> bool:
+    """Whether an instruction moves data between memory and registers, or within memory, or multiplies tiles."""
     parts = instruction.parts
-    if parts[0] in ("st", "red", "atom", "stmatrix") or parts[:2] in (("wgmma", "mma_async"), _MMA, _LOAD):
-        return "local" not in parts
-    return parts[:3] == ("cp", "async", "bulk") and "prefetch" not in parts and len(instruction.operands) > 1 or (
-        parts[0] == "mov" and any(isinstance(each, Immediate) for each in instruction.operands)
-    )
+    if parts[0] in ("st", "red", "atom", "stmatrix", "ld", "ldmatrix", "mma") or parts[:2] in (
+        _WGMMA, _MMA, _LOAD
+    ):  # fmt: skip
+        return not {"local", "param"} & set(parts)
+    copies = parts[:2] == ("cp", "async") and len(instruction.operands) > 1
+    return copies and not {"prefetch", "wait_group", "mbarrier"} & set(parts[:4])
+
+
+def _results(instruction: Instruction) -> tuple[str, ...]:
+    """Registers that an instruction writes; a wgmma writes its accumulators."""
+    if instruction.parts[:2] == _WGMMA:
+        return tuple(registers_of(instruction.operands[0]))
+    return written(instruction)
+
+
+def _sources(instruction: Instruction) -> list[Operand]:
+    """Operands whose values go into the results, or into memory."""
+    parts, operands = instruction.parts, instruction.operands
+    if parts[0] in ("st", "stmatrix"):
+        return [operands[-1]]
+    if parts[0] == "mma":
+        return list(operands[1:4])
+    if parts[:2] == _WGMMA:
+        return [each for each in operands[:2] if isinstance(each, Vector)]
+    return [] if _is_end(instruction) or any(isinstance(each, Memory) for each in operands) else list(operands[1:])
+
+
+def _needed(instruction: Instruction) -> set[str]:
+    """Registers whose values say which bytes an instruction moves, and its guard."""
+    ends = instruction.operands if _is_end(instruction) else ()
+    found = {name for each in ends if not isinstance(each, Vector) for name in registers_of(each)}
+    return (found & set(read(instruction))) | ({instruction.guard.register} if instruction.guard is not None else set())
+
+
+def _data_flow(flow: Flow) -> set[int]:
+    """Indices of the instructions that move data or multiply, and of those that compute what these move."""
+    kernel = flow.kernel
+    writers: dict[str, list[Instruction]] = {}
+    for each in kernel.instructions:
+        for name in _results(each) if each.parts[0] not in CONTROL else ():
+            writers.setdefault(name, []).append(each)
+    work = [each for each in kernel.instructions if _is_end(each)]
+    found = {each.index for each in work}
+    while work:
+        for name in (name for each in _sources(work.pop()) for name in registers_of(each)):
+            if kernel.registers.get(name) == "pred":
+                continue
+            new = [each for each in writers.get(name, ()) if each.index not in found]
+            found.update(each.index for each in new)
+            work += new
+    return found
 
 
 class Origin:
@@ -200,10 +300,43 @@ class Origin:
         byte = int(np.ravel_multi_index(index, expected.shape)) * kind.itemsize
         return byte, f"{name}[{', '.join(map(str, index))}] is {values[index]}, expected {wanted[index]}"
 
+    def against(self, name: str, other: Origin) -> list[str]:
+        """How the first byte of an array that another launch leaves as another value came about, in both launches.
+
+        Lines that only this launch has begin with "- ", those that only the other one has with "+ ".
+
+        Raises:
+            ValueError: no such array in both, of other sizes, or no byte differs.
+        """
+        left, there = (
+            dict(zip((image.name for image in each._replay.recorded.memory), each._left)).get(name)
+            for each in (self, other)
+        )
+        if left is None or there is None or left.nbytes != there.nbytes:
+            sizes = [each.nbytes if each is not None else "no" for each in (left, there)]
+            have = f"they have {sizes[0]} and {sizes[1]} bytes of it"
+            raise ValueError(f"array = {name}: must be in both launches, of one size; {have}")
+        differ = np.flatnonzero(left != there)
+        if not len(differ):
+            raise ValueError(f"array = {name}: must differ in some byte; both launches leave the same")
+        ours, theirs = (each.lines(name, int(differ[0])) for each in (self, other))
+        texts = ([_PLACE.sub("", line) for line in each] for each in (ours, theirs))
+        same = difflib.SequenceMatcher(None, *texts, autojunk=False)
+        found = [f"{len(differ)} of {left.nbytes} bytes of {name} differ; here -, there +"]
+        for tag, first, last, start, end in same.get_opcodes():
+            if tag == "equal":
+                found += [f"  {line}" for line in ours[first:last]]
+            else:
+                found += [f"- {line}" for line in ours[first:last]] + [f"+ {line}" for line in theirs[start:end]]
+        return found
+
     def _writer(self, byte: Byte, end: int, cluster: int | None = None) -> tuple[int, Any] | None:
         """Who wrote a byte before an event: its index, and the source, see `_source`."""
-        for index in range(end - 1, -1, -1):
+        stores = self._trail.stores
+        for index in reversed(stores[: bisect.bisect_left(stores, end)]):
             event = self._trail.events[index]
+            if not event.may_write(byte):
+                continue
             if cluster is None or event.cluster == cluster:
                 source = self._source(event, byte)
                 if source is not None:
@@ -260,20 +393,47 @@ class Origin:
         parts = event.instruction.parts
         if parts[:4] == ("cp", "async", "bulk", "tensor"):
             return _boxes(event, byte) if isinstance(event.map, TensorMap) else None
+        if parts[:2] == ("cp", "async"):
+            return self._copied(event, byte)
         if parts[0] in ("st", "red", "atom"):
             return self._stored(event, byte)
         if parts[0] == "stmatrix":
             return self._matrix(event, byte)
         return None
 
-    def _addresses(self, event: Event, target: Memory) -> Iterator[tuple[int, str, int]]:
-        """Lane, space and address of each lane that executes."""
+    def _addresses(self, event: Event, target: Memory, which: int = 0) -> Iterator[tuple[int, str, int]]:
+        """Lane, space and address of each lane that executes; the space is that number among those of the opcode."""
+        named = [part.split("::")[0] for part in event.instruction.parts if part[:6] in ("shared", "global")]
         for lane in (lane for lane in range(32) if event.lanes >> lane & 1):
-            base = target.base
-            if isinstance(base, Symbol):
-                return
-            named = (part.split("::")[0] for part in event.instruction.parts if part[:6] in ("shared", "global"))
-            yield lane, *space_of(next(named, "generic"), event.value(base, lane) + target.offset)
+            address = event.value(target.base, lane) + target.offset
+            yield lane, *space_of(named[which] if which < len(named) else "generic", address)
+
+    def _copied(self, event: Event, byte: Byte) -> Any:
+        """cp.async of each lane, and cp.async.bulk of bytes."""
+        target, origin, size, *more = event.instruction.operands
+        bulk = "bulk" in event.instruction.parts
+        sources = {lane: place for lane, *place in self._addresses(event, origin, 1)}
+        for lane, space, address in self._addresses(event, target):
+            place = self._place(event, space, address)
+            inside = byte[2] - place[2]
+            ctas, kept = 1 << place[1], None if bulk else self._kept(event, lane)
+            if "multicast::cluster" in event.instruction.parts:
+                ctas = event.value(more[1])
+            if space != byte[0] or not ctas >> byte[1] & 1 or not 0 <= inside < event.value(size, lane):
+                continue
+            if kept is not None and inside >= kept:
+                return "fills it with zeros"
+            return self._place(event, sources[lane][0], sources[lane][1] + inside)
+        return None
+
+    def _kept(self, event: Event, lane: int) -> int | None:
+        """Bytes that a cp.async takes from its source, before zeros; None: all."""
+        *_, last = event.instruction.operands[3 : -1 if "L2::cache_hint" in event.instruction.parts else None] or [None]
+        if last is None:
+            return None
+        ignored = isinstance(last, Not) or self._trail.kernel.registers.get(getattr(last, "name", "")) == "pred"
+        value = event.value(last.register if isinstance(last, Not) else last, lane)
+        return value if not ignored else 0 if value ^ isinstance(last, Not) else None
 
     def _stored(self, event: Event, byte: Byte) -> Any:
         instruction = event.instruction
@@ -282,9 +442,9 @@ class Origin:
         items = data.items if isinstance(data, Vector) else (data,)
         size = TYPE_BITS.get(instruction.parts[-1], 32) // 8
         for lane, space, address in self._addresses(event, target):
-            inside = byte[2] - (address & OFFSET_MASK if space == "shared" else address)
-            cta = (address >> 24 if address >> 24 else event.cta) if space == "shared" else 0
-            if space == byte[0] and cta == byte[1] and 0 <= inside < size * len(items):
+            place = self._place(event, space, address)
+            inside = byte[2] - place[2]
+            if place[:2] == byte[:2] and 0 <= inside < size * len(items):
                 if instruction.parts[0] != "st":
                     return "adds to it"
                 return "register", lane, (items[inside // size], inside % size)
@@ -304,35 +464,83 @@ class Origin:
                 return "register", 4 * row + column // 2, (registers[lane // 8], column % 2 * 2 + inside % 2)
         return None
 
-    # --- from a register to the MMA ---------------------------------------------------------------------------------
+    # --- from a register to the MMA, or to memory ------------------------------------------------------------------
 
     def _of_register(self, event: Event, end: int, operand: Operand, at: int, lane: int, depth: int) -> Iterator[str]:
         indent = "  " * depth
-        ends = list(self._definitions(event.instruction.index, operand, at))
-        products = {index: position for index, position in ends if position >= 0}
-        if not products:
-            lines = [self._trail.flow.kernel.instructions[index] for index, _ in ends]
+        ends = list(self._ends(event, end, operand, at, lane))
+        moving = sorted((index, place) for index, place in ends if _is_end(self._trail.events[index].instruction))
+        if not moving:
+            lines = [self._trail.events[index].instruction for index, _ in ends]
             texts = ", ".join(f"PTX line {each.line} `{each.text}`" for each in lines[:4])
             yield f"{indent}<- {texts or 'a number'}"
             return
-        found: list[int] = []
-        cleared = {index for index, position in ends if position == -2}
-        for index in range(end - 1, -1, -1):
+        loads = 0
+        for index, place in moving:
             other = self._trail.events[index]
-            if (other.cluster, other.cta, other.warp) != (event.cluster, event.cta, event.warp):
-                continue
-            if other.instruction.index in cleared and found:
-                break
-            if other.instruction.index in products:
-                found.append(index)
-                if not _accumulates(other):
-                    break
-        for index in reversed(found):
-            other, position = self._trail.events[index], products[self._trail.events[index].instruction.index]
             if other.instruction.parts[:2] == _LOAD:
-                yield from self._of_cell(index, position, lane, indent)
-            else:
-                yield f"{indent}<- {other.who}: {self._of_product(index, position, lane)}"
+                yield from self._of_cell(index, place[0], lane, indent)
+            elif other.instruction.parts[0] in ("wgmma", "mma"):
+                yield f"{indent}<- {other.who}: {self._of_product(index, *place, lane)}"
+            elif (loads := loads + 1) <= _MOST:
+                source = self._loaded(other, *place, lane)
+                yield f"{indent}<- {other.who} loads {self._words(source) if source is not None else 'it'}"
+                if source is not None and source[0] == "shared":
+                    yield from self._of_byte(source, index, depth + 1, other.cluster)
+        if loads > _MOST:
+            yield f"{indent}<- and {loads - _MOST} more loads"
+
+    def _ends(
+        self, event: Event, end: int, operand: Operand, at: int, lane: int
+    ) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Events that a byte of a register, before an event, is made of: loads, products, what is not followed.
+
+        With each of them the place in its results: the register among several, and the byte in it.
+        """
+        work, seen = [(end, operand, at)], set()
+        while work:
+            end, operand, at = work.pop()
+            if not isinstance(operand, Register):
+                continue
+            index = self._trail.writer(event, operand.name, lane, end)
+            if index is None or (index, operand.name, at) in seen:
+                continue
+            seen.add((index, operand.name, at))
+            instruction = self._trail.events[index].instruction
+            position = _results(instruction).index(operand.name)
+            if instruction.parts[0] in ("wgmma", "mma"):
+                yield index, (position, at)
+                added = instruction.operands[0 if instruction.parts[0] == "wgmma" else 3]
+                if _accumulates(self._trail.events[index]):
+                    work.append((index, added.items[position], at))
+                continue
+            parts = [] if _is_end(instruction) or not _sources(instruction) else [
+                each for each in _parts(instruction, operand, at) if isinstance(each[0], Register)
+            ]  # fmt: skip
+            if not parts:
+                yield index, (position, at)
+            work += [(index, *each) for each in parts]
+
+    def _loaded(self, event: Event, position: int, at: int, lane: int) -> Byte | None:
+        """Where a load takes a byte of one of its registers from."""
+        instruction = event.instruction
+        source = next(each for each in instruction.operands if isinstance(each, Memory))
+        places = {each: (space, address) for each, space, address in self._addresses(event, source)}
+        if instruction.parts[0] != "ldmatrix":
+            inside = position * TYPE_BITS.get(instruction.parts[-1], 32) // 8 + at
+        elif "trans" in instruction.parts:  # the lane has column lane / 4 of rows 2 * (lane % 4) and the next one
+            lane, inside = 8 * position + 2 * (lane % 4) + at // 2, lane // 4 * 2 + at % 2
+        else:
+            lane, inside = 8 * position + lane // 4, lane % 4 * 4 + at
+        if lane not in places:
+            return None
+        space, address = places[lane]
+        return self._place(event, space, address + inside)
+
+    @staticmethod
+    def _place(event: Event, space: str, address: int) -> Byte:
+        """An address of a warp, as a byte of its cluster or of the device."""
+        return (space, address >> 24 or event.cta, address & OFFSET_MASK) if space == "shared" else (space, 0, address)
 
     def _of_cell(self, end: int, position: int, lane: int, indent: str) -> Iterator[str]:
         """The MMAs that made what a lane loads from tensor memory into a register of a list."""
@@ -378,80 +586,80 @@ class Origin:
         ]
         return _product(row, column, lines, matrices)
 
-    def _definitions(self, index: int, operand: Operand, at: int) -> Iterator[tuple[int, int]]:
-        """Where the value of a register before an instruction comes from, through arithmetic: (instruction, position).
-
-        The position is the register's among those of an accumulator, -2 of a number that is moved, -1 of anything else.
-        """
-        blocks = {block.start: block for block in self._trail.flow.blocks}
-        kernel = self._trail.flow.kernel
-        work, seen = [(index, operand, at)], set()
-        while work:
-            index, operand, at = work.pop()
-            if not isinstance(operand, Register) or kernel.registers.get(operand.name) == "pred":
-                continue
-            before = list(blocks[index].predecessors)
-            while before:
-                block = self._trail.flow.blocks[before.pop()]
-                if (block.start, operand.name, at) in seen:
-                    continue
-                seen.add((block.start, operand.name, at))
-                instruction = kernel.instructions[block.start]
-                if operand.name not in written(instruction) or instruction.guard is not None:
-                    before += block.predecessors
-                if operand.name not in written(instruction):
-                    continue
-                if instruction.parts[0] == "wgmma" or instruction.parts[:2] == _LOAD:
-                    items = instruction.operands[0].items if isinstance(instruction.operands[0], Vector) else (operand,)
-                    yield block.start, [item.name for item in items].index(operand.name)
-                    if instruction.parts[:2] == _LOAD:
-                        continue
-                    work.append((block.start, operand, at))  # what it adds to
-                elif any(isinstance(each, Memory) for each in instruction.operands) or instruction.parts[0] == "mma":
-                    yield block.start, -1
-                elif instruction.parts[0] == "mov" and isinstance(instruction.operands[1], Immediate):
-                    yield block.start, -2
-                else:
-                    work += [(block.start, *each) for each in _parts(instruction, operand, at)]
-
-    def _of_product(self, index: int, position: int, lane: int) -> str:
-        """One wgmma: which element of D, and where the row of A and the column of B come from."""
+    def _of_product(self, index: int, position: int, at: int, lane: int) -> str:
+        """One wgmma or mma.sync: which element of D, and where the row of A and the column of B come from."""
         event = self._trail.events[index]
-        form, operands = event.form, event.instruction.operands
-        pair = position if form.d_type != "f16" else 2 * position
-        row = event.warp % WARPS * 16 + lane // 4 + pair // 2 % 2 * 8
-        column = pair // 4 * 8 + lane % 4 * 2 + pair % 2
+        operands = event.instruction.operands
+        d_type = event.form.d_type if event.form is not None else event.instruction.parts[-1]
+        pair = 2 * position + at // 2 if d_type == "f16" else position
+        row, column = lane // 4 + pair // 2 % 2 * 8, pair // 4 * 8 + lane % 4 * 2 + pair % 2
+        if event.form is None:
+            a, b = operands[1].items, operands[2].items
+            rows = 2 if len(a) > 1 else 1  # groups of eight
+            pieces = [a[row // 8 :: rows], b], [row % 8, column % 8]
+            return _product(row, column, [self._fragment(index, *each) for each in zip(*pieces)], [None, None])
+        form, row = event.form, row + event.warp % WARPS * 16
         a = None if form.a_in_registers else _matrix(event.value(operands[1]))
         b = _matrix(event.value(operands[2]))
         of_a = self._line(index, a, row, ROWS, form.a_type, form.a_mn_major, event.cta) if a is not None else []
         of_b = self._line(index, b, column, form.n, form.b_type, form.b_mn_major, event.cta)
         return _product(row, column, [of_a, of_b], [a, b])
 
+    def _fragment(self, index: int, registers: Sequence[Operand], line: int) -> list[_Chunk]:
+        """Chunks of a row of A, or column of B, of an mma.sync: four lanes have a piece of each register."""
+        event = self._trail.events[index]
+        size = _element_bytes(event.instruction)
+        found = []
+        for register, lane in itertools.product(registers, range(4 * line, 4 * line + 4)):
+            for at in range(0, 4, size):
+                found.append(self._origin_of(event, index, register, at, lane, size))
+        return found
+
+    def _origin_of(self, event: Event, end: int, register: Operand, at: int, lane: int, size: int) -> _Chunk:
+        ends = [(index, *place) for index, place in self._ends(event, end, register, at, lane)]
+        if len(ends) != 1 or self._trail.events[ends[0][0]].instruction.parts[0] not in ("ld", "ldmatrix"):
+            return "registers", [], 1, ""
+        index, *place = ends[0]
+        byte = self._loaded(self._trail.events[index], *place, lane)
+        return ("registers", [], 1, "") if byte is None else self._chunk(byte, index, event.cluster, size, size)
+
+    def _chunk(self, byte: Byte, end: int, cluster: int, unit: int, size: int) -> _Chunk:
+        """Source of a unit of bytes before an event, in elements of a size."""
+        found = self._writer(byte, end, cluster) if byte[0] == "shared" else (None, byte)
+        count = unit // size
+        if found is None or isinstance(found[1], str) or found[1][0] != "global":
+            return self._words(byte) if found is None or not isinstance(found[1], str) else found[1], [], count, ""
+        address = found[1][2]
+        tensor = self._trail.events[found[0]].map if found[0] is not None else None
+        swizzle = tensor.swizzle if tensor is not None else ""
+        return self._array(address)[0], self._coordinates(address, tensor, size), count, swizzle
+
+    def _coordinates(self, address: int, tensor: TensorMap | None, size: int) -> list[int]:
+        """Coordinates of an element of an array of the device, by a tensor map or by the shape of its tensor."""
+        if tensor is not None:
+            return _index(tensor, address)[0][::-1]
+        name, first = self._array(address)
+        shape, itemsize = next((image.shape for image in self._replay.recorded.memory if image.name == name), ((), 0))
+        at = (address - first) // size
+        inside = itemsize == size and at < math.prod(shape)
+        return [int(each) for each in np.unravel_index(at, shape)] if shape and inside else [at]
+
     def _line(
         self, index: int, matrix: Matrix, line: int, rows: int, element: ElementType, mn_major: bool, cta: int
     ) -> list[_Chunk]:
         """Chunks of a row: array or words, coordinates of the first element, elements, swizzle of the copy."""
-        event, result = self._trail.events[index], []
+        event = self._trail.events[index]
         unit = element.nbytes if mn_major else CHUNK
-        for place in operand_places(matrix, rows, element.nbytes, mn_major)[line] * unit:
-            byte = ("shared", cta, int(place))
-            found = self._writer(byte, index, event.cluster)
-            count = unit // element.nbytes
-            if found is None or isinstance(found[1], str) or found[1][0] != "global":
-                words = self._words(byte) if found is None or not isinstance(found[1], str) else found[1]
-                result.append((words, [], count, ""))
-                continue
-            copy, (_, _, address) = self._trail.events[found[0]], found[1]
-            name, first = self._array(address)
-            coordinates = _index(copy.map, address)[0][::-1] if copy.map is not None else [address - first]
-            result.append((name, coordinates, count, copy.map.swizzle if copy.map is not None else ""))
-        return result
+        places = operand_places(matrix, rows, element.nbytes, mn_major)[line] * unit
+        shared = (("shared", cta, int(place)) for place in places)
+        return [self._chunk(each, index, event.cluster, unit, element.nbytes) for each in shared]
 
 
 def _product(row: int, column: int, lines: Sequence[list[_Chunk]], matrices: Sequence[Matrix | None]) -> str:
     """A product in words, and whether both of its rows are of the same K and read as they were copied."""
-    along_k = [[chunk[1][-1] if chunk[1] else None for chunk in line] for line in lines]
-    notes = ["they differ in their last coordinate"] if lines[0] and along_k[0] != along_k[1] else []
+    along_k = [_along(line) for line in lines]
+    differ = lines[0] and None not in along_k and along_k[0] != along_k[1]
+    notes = ["they differ in their coordinate along K"] if differ else []
     for name, line, matrix in zip("AB", lines, matrices):
         copied = sorted({chunk[3] for chunk in line} - {"", matrix.swizzle}) if matrix is not None else []
         notes += [f"{name} is copied with swizzle {', '.join(copied)} and read with {matrix.swizzle}"] if copied else []
@@ -467,18 +675,39 @@ def _tensor_form(event: Event) -> tuple[int, MmaForm | None]:
     return pair, decode_instruction(kind, pair, event.value(event.instruction.operands[3])) if kind in KINDS else None
 
 
+def _along(line: Sequence[_Chunk]) -> list[int] | None:
+    """Coordinates along K: those that are not the same in the whole row; None where that is not one of them."""
+    starts = [chunk[1] for chunk in line]
+    if len({len(each) for each in starts}) != 1 or len(starts) < 2:
+        return None
+    moving = [column for column in zip(*starts) if len(set(column)) > 1]
+    return list(moving[0]) if len(moving) == 1 else None
+
+
 def _joined(line: Sequence[_Chunk]) -> str:
-    """``a[0, 48:64]``; what does not follow each other stands side by side."""
-    runs: list[tuple[str, list[int], int]] = []
+    """``a[0, 48:64]``, ``b[8:16, 3]``; what does not follow each other stands side by side."""
+    runs: list[tuple[str, list[int], int, int]] = []  # array, first element, axis, elements
     for name, first, count, _ in line:
-        if runs and runs[-1][0] == name and (not first or [*runs[-1][1][:-1], runs[-1][1][-1] + runs[-1][2]] == first):
-            runs[-1] = name, runs[-1][1], runs[-1][2] + count
+        known, start, axis, have = runs[-1] if runs else ("", [], 0, 0)
+        if name == known and not start and not first:
+            runs[-1] = known, start, axis, have + count
+            continue
+        axes = [axis] if have > 1 and start else range(len(start))
+        follows = (n for n in axes if name == known and first == [*start[:n], start[n] + have, *start[n + 1 :]])
+        if (along := next(follows, None)) is not None:
+            runs[-1] = known, start, along, have + count
         else:
-            runs.append((name, first, count))
-    return " ".join(
-        f"{name}[{', '.join(map(str, [*first[:-1], f'{first[-1]}:{first[-1] + count}']))}]" if first else f"({name})"
-        for name, first, count in runs
-    )
+            runs.append((name, first, len(first) - 1, count))
+    return " ".join(f"{name}[{_range(*place)}]" if place[0] else f"({name})" for name, *place in runs)
+
+
+def _range(first: list[int], axis: int, count: int) -> str:
+    return ", ".join(f"{at}:{at + count}" if n == axis else str(at) for n, at in enumerate(first))
+
+
+def _element_bytes(mma: Instruction) -> int:
+    """Bytes of an element of A and of B of an mma.sync."""
+    return max(1, TYPE_BITS.get(mma.parts[-2], 32 if mma.parts[-2] == "tf32" else 8) // 8)
 
 
 def _parts(instruction: Instruction, result: Operand, at: int) -> Iterator[tuple[Operand, int]]:
@@ -499,9 +728,11 @@ def _parts(instruction: Instruction, result: Operand, at: int) -> Iterator[tuple
 
 
 def _accumulates(event: Event) -> bool:
-    """Whether a wgmma or tcgen05.mma adds to what D has; false of what is no MMA."""
+    """Whether a wgmma or tcgen05.mma adds to what D has, as mma.sync always does; false of what is no MMA."""
     if event.instruction.parts[:2] == _LOAD:
         return False
+    if event.instruction.parts[0] == "mma":
+        return True
     first = 4 if event.instruction.parts[0] == "tcgen05" else 3
     scale = next(each for each in event.instruction.operands[first:] if not isinstance(each, (Memory, Vector)))
     return event.value(scale) & 1 == 1 if isinstance(scale, Register) else getattr(scale, "value", 1) != 0

@@ -234,7 +234,7 @@ class Session:
         if self._recorder is not None:
             self._recorder.take(
                 launch, regions.items(), overlaps=overlaps, roles=options.roles, barriers=options.barriers,
-                variables=memory.modules.get(launch.ptx), names=names,
+                variables=memory.modules.get(launch.ptx), names=names, shapes=self._tensors.shape,
             )
         finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
         before, self._before = self._before, None

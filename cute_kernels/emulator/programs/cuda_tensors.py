@@ -79,7 +79,7 @@ class CudaOnHost(TorchFunctionMode):
         self.report: Callable[[EmulatorError], None] = raising
         self.new_byte = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._shapes: dict[int, str] = {}  # of the first tensor of each storage, by its address, in words
+        self._shapes: dict[int, tuple[str, tuple[int, ...], int]] = {}  # see `shape`
         self._freed: deque[tuple[int, int, str]] = deque(maxlen=_MOST_FREED)
         self._lock = forks.lock()  # of changes
         self._operators = CudaOperators(self)
@@ -96,7 +96,12 @@ class CudaOnHost(TorchFunctionMode):
 
     def _forget(self, address: int) -> None:
         _, nbytes = self._storages.pop(address)
-        self._freed.append((address, nbytes, self._shapes.pop(address)))
+        kind, shape, _ = self._shapes.pop(address)
+        self._freed.append((address, nbytes, f"{kind} {shape}"))
+
+    def shape(self, address: int) -> tuple[tuple[int, ...], int]:
+        """Shape of the first tensor of a storage, by its address; bytes of an element, 0 if it is not row by row."""
+        return self._shapes[address][1:] if address in self._shapes else ((), 0)
 
     def freed(self, address: int | None) -> str:
         """The tensor that was on the device at an address until it was freed, in words, or ""."""
@@ -239,7 +244,8 @@ class CudaOnHost(TorchFunctionMode):
                 if address in self._storages:
                     self._forget(address)
                 self._storages[address] = (StorageWeakRef(storage), storage.nbytes())
-                self._shapes[address] = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+                kind = str(tensor.dtype).removeprefix("torch.")
+                self._shapes[address] = kind, tuple(tensor.shape), tensor.itemsize * tensor.is_contiguous()
         return _as_cuda(tensor)
 
     def move(

@@ -34,11 +34,17 @@ _SMALLEST_ADDRESS = 1 << 32  # of what is taken for an address in device memory
 
 @dataclass(frozen=True)
 class MemoryImage:
-    """Device memory: the address of its first byte, its bytes as uint8 ``[n]``, and the parameter that it is, or ""."""
+    """Device memory: the address of its first byte, and its bytes as uint8 ``[n]``.
+
+    Attributes:
+        name: of the parameter that it is, or "".
+        shape: of the tensor, row by row, and bytes of an element; () and 0 where that is not known.
+    """
 
     address: int
     content: np.ndarray
     name: str = ""
+    shape: tuple[tuple[int, ...], int] = ((), 0)
 
     @property
     def span(self) -> tuple[int, int]:
@@ -135,6 +141,7 @@ class Recorder:
         barriers: tuple[tuple[int, str], ...] = (),
         variables: Mapping[str, np.ndarray] | None = None,
         names: Mapping[int, str] | None = None,
+        shapes: Callable[[int], tuple[tuple[int, ...], int]] = lambda address: ((), 0),
     ) -> None:
         """Notes a launch that is about to run.
 
@@ -146,6 +153,7 @@ class Recorder:
             roles, barriers: names of warps and mbarriers.
             variables: of the module, with their values.
             names: of regions that have one, by address.
+            shapes: of a region, by address, as of `MemoryImage`.
         """
         self.total += 1
         before = {image.address: image for image in self._last.memory} if self._last is not None else {}
@@ -155,7 +163,8 @@ class Recorder:
             memory.register(address, nbytes)
             content, old = memory.view(address, nbytes), before.get(address)
             same = old is not None and np.array_equal(old.content, content)
-            images.append(MemoryImage(address, old.content if same else content.copy(), (names or {}).get(address, "")))
+            content = old.content if same else content.copy()
+            images.append(MemoryImage(address, content, (names or {}).get(address, ""), shapes(address)))
         previous = None
         if overlaps and self._last is not None and _disjoint(image.span for image in (*before.values(), *images)):
             previous = dataclasses.replace(self._last, previous=None)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from cute_kernels.emulator.facts import Located, Moment, WarpName
-from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot, passed_at_once
+from cute_kernels.emulator.reports.evidence import (
+    Cause,
+    Evidence,
+    Fields,
+    Spot,
+    is_barrier,
+    named_barrier,
+    passed_at_once,
+)
 
 # --- accesses too early: a stage that is not full yet -----------------------------------------------------------------
 
@@ -24,45 +33,32 @@ def _timed_out(e: Evidence) -> Fields | None:
     looks = [each for each in looks if each.operation in ("wait", "timeout")]
     if not looks or looks[-1].operation == "wait":
         return None
-    return {"who": e.who([e.warp]), "full": e.name(spot), "at": e.line(looks[-1].instruction)}
+    return {"full": e.name(spot), "at": e.line(looks[-1].instruction)}
 
 
 def _not_waited(e: Evidence) -> Fields | None:
     spot = _looks_at_copy(e)
     if spot is None or not e.facts.past.whole or e.last_wait(spot) is not None:
         return None
-    return {"who": e.who([e.warp]), "full": e.name(spot), "copy": e.line(e.facts.other.instructions[0])}
+    return {"full": e.name(spot)}
 
 
-def _stages_differ(e: Evidence) -> tuple[Spot, Moment, int, int, int | None] | None:
-    """The copy's mbarrier, the wait, the stages of both, and the one of the memory."""
+def _copy_waited_for(e: Evidence) -> Fields | None:
+    """The mbarrier of the copy, the last wait for it or its like, the stages of both and of the memory."""
     spot = _looks_at_copy(e)
     wait = e.last_wait(spot) if spot is not None else None
     if wait is None:
         return None
-    memory = e.stage_of_memory(e.facts.memory, len(e.stages(spot)))
-    return spot, wait, e.stages(spot).index(wait.place[1]), e.stage(spot), memory
+    stages, phase = e.stages(spot), wait.phase - 1
+    memory = e.stage_of_memory(e.facts.memory, len(stages))
+    copy = f", or the copy at {e.common['use']} names the mbarrier of another stage"
+    return {"full": e.name(spot), "waited": e.name(wait.place), "at": e.line(wait.instruction), "stage": e.stage(spot),
+            "other": stages.index(wait.place[1]), "memory": memory, "copy": copy * (memory is None), "phase": phase,
+            "same": spot == wait.place and not passed_at_once(wait), "bytes": e.bytes_of(spot, phase)[2],
+            "again": bool(e.did("announce", spot, phase + 1)), "here_too": spot[0] == wait.place[0]}  # fmt: skip
 
 
-def _copy_of_other_stage(e: Evidence) -> Fields | None:
-    found = _stages_differ(e)
-    if found is None or found[4] is None or found[4] == found[3]:
-        return None
-    spot, _, _, signalled, memory = found
-    return {"copy": e.line(e.facts.other.instructions[0]), "memory": memory, "full": e.name(spot), "stage": signalled}
-
-
-def _reads_other_stage(e: Evidence) -> Fields | None:
-    found = _stages_differ(e)
-    if found is None or found[2] == found[3]:
-        return None
-    spot, wait, waited, stage, memory = found
-    copy = f", or the copy at {e.line(e.facts.other.instructions[0])} names the mbarrier of another stage"
-    return {"who": e.who([e.warp]), "waited": e.name(wait.place), "at": e.line(wait.instruction), "full": e.name(spot),
-            "stage": stage, "other": waited, "here": e.line(e.at_fault), "copy": copy * (memory is None)}  # fmt: skip
-
-
-def _generic_stages(e: Evidence) -> tuple[Moment, int, int] | None:
+def _generic_stages(e: Evidence) -> Fields | None:
     """The last wait of who reads what a thread or a cp.async wrote, its stage, and the one of the memory."""
     side, other = e.facts.side, e.facts.other
     if side is None or other is None or (side.verb, other.verb) != ("reads", "wrote") or other.signals or not e.warp:
@@ -70,38 +66,12 @@ def _generic_stages(e: Evidence) -> tuple[Moment, int, int] | None:
     wait = e.last_wait()
     stages = e.stages(wait.place) if wait is not None and other.warp != e.warp else []
     memory = e.stage_of_memory(e.facts.memory, len(stages))
-    return (wait, stages.index(wait.place[1]), memory) if memory is not None else None
-
-
-def _generic_other_stage(e: Evidence) -> Fields | None:
-    found = _generic_stages(e)
-    if found is None or found[1] == found[2]:
+    if memory is None:
         return None
-    wait, waited, memory = found
-    return {"who": e.who([e.warp]), "full": e.name(wait.place), "at": e.line(wait.instruction), "stage": waited,
-            "other": memory, "here": e.line(e.at_fault)}  # fmt: skip
-
-
-def _generic_same_stage(e: Evidence) -> Fields | None:
-    found = _generic_stages(e)
-    if found is None or found[1] != found[2] or passed_at_once(found[0]):
-        return None
-    wait, _, stage = found
     signals = e.did("arrive", wait.place, wait.phase - 1)
-    write = e.facts.other.instructions
-    if not signals or not write:
-        return None
-    return {"who": e.who([e.warp]), "full": e.name(wait.place), "at": e.lines(signals), "stage": stage,
-            "write": e.line(write[0])}  # fmt: skip
-
-
-def _signals_other_cta(e: Evidence) -> Fields | None:
-    found = _stages_differ(e)
-    if found is None or found[0][0] == found[1].place[0] or found[2] != found[3]:
-        return None
-    spot, wait = found[:2]
-    return {"copy": e.line(e.facts.other.instructions[0]), "full": e.name(spot), "waited": e.name(wait.place),
-            "who": e.who([e.warp]), "at": e.line(wait.instruction)}  # fmt: skip
+    return {"full": e.name(wait.place), "at": e.line(wait.instruction), "stage": stages.index(wait.place[1]),
+            "other": memory, "signals": e.lines(signals), "late": bool(signals) and not passed_at_once(wait)
+            and bool(other.instructions)}  # fmt: skip
 
 
 def _waited_at_once(e: Evidence) -> Fields | None:
@@ -112,7 +82,7 @@ def _waited_at_once(e: Evidence) -> Fields | None:
         return None
     if _tells_of_room(e, wait.place):
         return None
-    return {"who": e.who([e.warp]), "at": e.line(wait.instruction), "full": e.name(wait.place)}
+    return {"at": e.line(wait.instruction), "full": e.name(wait.place)}
 
 
 def _tells_of_room(e: Evidence, spot: Spot) -> bool:
@@ -128,38 +98,30 @@ def _waited_for_room(e: Evidence) -> Fields | None:
     wait = e.last_wait()
     if wait is None or not passed_at_once(wait) or not _tells_of_room(e, wait.place):
         return None
-    return {"who": e.who([e.warp]), "empty": e.name(wait.place), "at": e.line(wait.instruction)}
-
-
-def _phase_over(e: Evidence) -> tuple[Spot, int, bool] | None:
-    """The mbarrier of the copy, the phase of it that was waited for, and whether a later one was announced."""
-    found = _stages_differ(e)
-    if found is None or found[0] != found[1].place or passed_at_once(found[1]):
-        return None
-    spot, wait = found[:2]
-    phase = wait.phase - 1
-    return spot, phase, bool(e.did("announce", spot, phase + 1))
-
-
-def _announced_too_few(e: Evidence) -> Fields | None:
-    found = _phase_over(e)
-    if found is None or found[2]:
-        return None
-    spot, phase, _ = found
-    return {"full": e.name(spot), "phase": phase, "bytes": e.bytes_of(spot, phase)[2],
-            "copy": e.line(e.facts.other.instructions[0]), "who": e.who([e.facts.other.warp])}  # fmt: skip
-
-
-def _not_waited_again(e: Evidence) -> Fields | None:
-    found = _phase_over(e)
-    if found is None or not found[2]:
-        return None
-    return {"full": e.name(found[0]), "phase": found[1], "who": e.who([e.warp])}
+    return {"empty": e.name(wait.place), "at": e.line(wait.instruction)}
 
 
 def _never_waited(e: Evidence) -> Fields | None:
     known = e.warp and e.facts.past.whole and e.facts.past.barriers
-    return {"who": e.who([e.warp])} if known and e.last_wait() is None else None
+    return {} if known and e.last_wait() is None else None
+
+
+def _part_of_other_cta(e: Evidence) -> Fields | None:
+    """The phase was complete before another CTA had brought its part of a multicast, which is as large as the gap."""
+    wait, memory = e.last_wait(), e.facts.memory
+    if wait is None or memory is None or passed_at_once(wait):
+        return None
+    announced, came, words = e.bytes_of(wait.place, wait.phase - 1)
+    for cast in e.did("deliver", wait.place, wait.phase - 1):
+        reached = {each.place[0] for each in e.did("deliver", warp=cast.warp) if each.instruction == cast.instruction}
+        gap = [count for cta, first, count in e.facts.past.unwritten
+               if cta == memory.cta and first <= memory.first < first + count]  # fmt: skip
+        sender = WarpName.of(cast.warp)
+        if announced == came and len(reached) > 1 and gap and gap[0] % cast.amount == 0 and sender is not None:
+            ctas = " and ".join(str(each) for each in sorted(reached - {sender.cta}))
+            return {"full": e.name(wait.place), "phase": wait.phase - 1, "bytes": words, "ctas": ctas,
+                    "at": e.line(cast.instruction), "count": f"{cast.amount:,}"}  # fmt: skip
+    return None
 
 
 def _written_in_part(e: Evidence) -> Fields | None:
@@ -177,7 +139,7 @@ def _written_in_part(e: Evidence) -> Fields | None:
     if not 0 < unwritten < array.nbytes:
         return None
     written = f"{array.nbytes - unwritten:,} of {array.nbytes:,}"
-    return {"array": array.name, "written": written, "here": e.line(e.at_fault)}
+    return {"array": array.name, "written": written}
 
 
 def _written_otherwise(e: Evidence) -> Fields | None:
@@ -187,20 +149,19 @@ def _written_otherwise(e: Evidence) -> Fields | None:
     phase = wait.phase - 1
     came = e.did("deliver", wait.place, phase)
     what = f"the copies at {e.lines(came)} have brought" if came else "no copy has brought any bytes of"
-    return {"who": e.who([e.warp]), "at": e.line(wait.instruction), "full": e.name(wait.place), "phase": phase,
-            "what": what}  # fmt: skip
+    return {"at": e.line(wait.instruction), "full": e.name(wait.place), "phase": phase, "what": what}
 
 
 # --- accesses too early: a stage that is still in use -----------------------------------------------------------------
 
 
 def _refills(e: Evidence) -> Fields | None:
-    """Facts of a write over what is still in use; None if it is no such fault."""
+    """No facts but common ones of a write over what is still in use; None if it is no such fault."""
     side, other = e.facts.side, e.facts.other
     if side is None or other is None or side.verb != "writes" or not e.warp or not e.facts.past.barriers:
         return None
     by_thread = not side.what and not any(part in (e.error.instruction or "") for part in ("cp.async", "tcgen05.mma"))
-    return None if by_thread else {"who": e.who([e.warp]), "here": e.line(e.at_fault)}
+    return None if by_thread else {}
 
 
 def _refills_without_wait(e: Evidence) -> Fields | None:
@@ -218,41 +179,30 @@ def _refills_at_once(e: Evidence) -> Fields | None:
     fields, wait = _refills(e), e.last_wait()
     if fields is None or wait is None or not passed_at_once(wait):
         return None
-    return fields | {"empty": e.name(wait.place), "at": e.line(wait.instruction)}
+    return {"empty": e.name(wait.place), "at": e.line(wait.instruction)}
 
 
-def _released(e: Evidence) -> tuple[Fields, Moment, list[Moment]] | None:
-    """Fields, the wait for the stage to be empty, and the arrivals that completed its phase."""
-    fields, wait = _refills(e), e.last_wait()
+def _released(e: Evidence) -> Fields | None:
+    """The wait for the stage to be empty, who completed its phase, and who of these still uses the stage."""
+    fields, wait, other, memory = _refills(e), e.last_wait(), e.facts.other, e.facts.memory
     if fields is None or wait is None or passed_at_once(wait) or wait.phase < 1:
         return None
     arrivals = e.did("arrive", wait.place, wait.phase - 1)
-    fields |= {"empty": e.name(wait.place), "at": e.lines(arrivals), "arrived": e.who(each.warp for each in arrivals)}
-    return (fields, wait, arrivals) if arrivals else None
-
-
-def _used_by(e: Evidence) -> Callable[[Moment], bool]:
-    """Tells arrivals of the warp, or where that is not known the CTA, that still uses the stage."""
-    warp, memory = e.facts.other.warp, e.facts.memory
-    if warp:
-        return lambda each: each.warp == warp
-    return lambda each: memory is None or (WarpName.of(each.warp) or WarpName(0, memory.cta, 0)).cta == memory.cta
-
-
-def _released_by_others(e: Evidence) -> Fields | None:
-    found = _released(e)
-    if found is None or any(map(_used_by(e), found[2])):
+    if not arrivals:
         return None
-    warp, memory = e.facts.other.warp, e.facts.memory
-    user = e.who([warp]) if warp else f"CTA {memory.cta}" if memory is not None else "who uses it"
-    return found[0] | {"user": user, "count": e.state(found[1].place).expected}
+    if other.warp:
+        user, used = e.who([other.warp]), [each for each in arrivals if each.warp == other.warp]
+    elif memory is not None:
+        user, used = f"CTA {memory.cta}", [each for each in arrivals if _cta(each, memory.cta) == memory.cta]
+    else:
+        user, used = "who uses it", arrivals
+    return {"empty": e.name(wait.place), "at": e.lines(arrivals), "arrived": e.who(each.warp for each in arrivals),
+            "user": user, "used": bool(used), "count": e.state(wait.place).expected,
+            "read": other.verb == "read"}  # fmt: skip
 
 
-def _released_too_early(e: Evidence) -> Fields | None:
-    found = _released(e)
-    if found is None or not any(map(_used_by(e), found[2])) or e.facts.other.verb != "read":
-        return None
-    return found[0] | {"use": e.line(e.facts.other.instructions[0]) if e.facts.other.instructions else "its use"}
+def _cta(each: Moment, unknown: int) -> int:
+    return (WarpName.of(each.warp) or WarpName(0, unknown, 0)).cta
 
 
 # --- tensor memory ----------------------------------------------------------------------------------------------------
@@ -270,7 +220,7 @@ def _frees(e: Evidence) -> Fields | None:
     side, other = e.facts.side, e.facts.other
     if side is None or side.verb != "frees" or other is None:
         return None
-    return {"here": e.line(e.at_fault), "use": e.line(other.instructions[0]) if other.instructions else "the last use"}
+    return {}
 
 
 def _loads_not_waited(e: Evidence) -> Fields | None:
@@ -280,7 +230,7 @@ def _loads_not_waited(e: Evidence) -> Fields | None:
     load = other.instructions[0]
     if e.behind(load, _is("wait::ld"), _arrives):
         return None
-    return {"load": e.line(load)}
+    return {}
 
 
 def _loads_released(e: Evidence) -> Fields | None:
@@ -289,7 +239,7 @@ def _loads_released(e: Evidence) -> Fields | None:
         return None
     arrivals = [each for each in e.did("arrive", warp=other.warp) if each.instruction is not None]
     early = [each for each in arrivals if each.instruction.line < other.instructions[0].line]
-    return {"load": e.line(other.instructions[0]), "at": e.lines(early[-1:])} if early else None
+    return {"at": e.lines(early[-1:])} if early else None
 
 
 def _sums_overwritten(e: Evidence) -> Fields | None:
@@ -305,21 +255,9 @@ def _sums_overwritten(e: Evidence) -> Fields | None:
         return None
     back = {each.place for each in e.did("arrive", warp=e.warp)}
     room = [each for each in e.did("wait", warp=other.warp) if passed_at_once(each) or each.place in back]
-    return {"full": e.name(wait.place), "at": e.lines(commits), "mma": e.who([other.warp]), "reader": e.who([e.warp]),
-            "room": room, "use": e.line(other.instructions[0]) if other.instructions else "the MMAs"}  # fmt: skip
-
-
-def _sums_never_free(e: Evidence) -> Fields | None:
-    fields = _sums_overwritten(e)
-    return fields if fields is not None and not fields["room"] else None
-
-
-def _sums_of_other_stage(e: Evidence) -> Fields | None:
-    fields = _sums_overwritten(e)
-    if fields is None:
-        return None
-    last = fields["room"][-1]
-    return fields | {"empty": e.name(last.place), "wait": e.line(last.instruction), "here": e.line(e.at_fault)}
+    last = room[-1] if room else wait
+    return {"full": e.name(wait.place), "at": e.lines(commits), "room": bool(room), "empty": e.name(last.place),
+            "wait": e.line(last.instruction)}  # fmt: skip
 
 
 def _columns_not_free(e: Evidence) -> Fields | None:
@@ -334,15 +272,14 @@ def _columns_not_free(e: Evidence) -> Fields | None:
     behind = [each for each in arrivals if each.instruction.line > load.line]
     if not behind or any(map(e.alike(behind[-1].place), (each.place for each in e.did("wait", warp=e.warp)))):
         return None
-    return {"who": e.who([e.warp]), "empty": e.name(behind[-1].place), "reader": e.who([other.warp]),
-            "at": e.line(behind[-1].instruction), "here": e.line(e.at_fault)}  # fmt: skip
+    return {"empty": e.name(behind[-1].place), "at": e.line(behind[-1].instruction)}
 
 
 def _sums_not_waited(e: Evidence) -> Fields | None:
     side, other = e.facts.side, e.facts.other
     if side is None or other is None or side.verb != "reads" or other.verb != "wrote" or not e.warp:
         return None
-    return {"reader": e.who([e.warp]), "mma": e.line(other.instructions[0]) if other.instructions else "the MMA"}
+    return {}
 
 
 # --- groups of copies, of stores and of wgmmas ------------------------------------------------------------------------
@@ -350,75 +287,158 @@ def _sums_not_waited(e: Evidence) -> Fields | None:
 _NEVER: Callable[[Located], bool] = lambda each: False  # noqa: E731
 
 
-def _group_wait(e: Evidence, commit: tuple[str, ...], wait: tuple[str, ...], start: Located | None) -> Fields | None:
-    """Which of commit and wait stands in the text behind an operation."""
-    if start is None or not e.instructions:
+def _groups(e: Evidence, prefix: tuple[str, ...]) -> Fields | None:
+    """An operation of a group that is in flight: which of its commit and its wait is missing, or leaves it so.
+
+    ``copy`` has no commit in front of a wait, or ``wait`` leaves the latest ``number`` groups in flight; ``direct``:
+    the instruction of the error is reached from the copy without a wait as well.
+    """
+    other = e.facts.other
+    start = other.instructions[0] if other is not None and other.instructions else None
+    if start is None and prefix == ("wgmma",) and "accumulator" in e.error.message:
+        number = e.error.message.partition("wgmma at PTX line ")[2].partition(",")[0]
+        start = next((each for each in e.instructions if str(each.line) == number), None)
+    if start is None or e.at_fault is None or not _of_groups(prefix, start):
         return None
-    waits = e.behind(start, _is(*wait), _NEVER)
-    commits = e.behind(start, _is(*commit), _NEVER)
-    number = waits[0].text.rstrip("; ").split()[-1] if waits else ""
-    number = number if number.isdecimal() else "0"
-    return {"commits": len(commits), "waits": len(waits), "number": int(number), "copy": e.line(start),
-            "wait": e.line(waits[0]) if waits else ""}  # fmt: skip
+
+    def is_wait(each: Located) -> bool:
+        return each.parts[: len(prefix)] == prefix and each.parts[len(prefix)] in ("wait_group", "wait_all")
+
+    def is_commit(each: Located) -> bool:
+        return each.parts[: len(prefix) + 1] == (*prefix, "commit_group")
+
+    for each in (start, *(each for each in e.instructions if _of_groups(prefix, each))):
+        behind = e.reached(each, lambda x: is_wait(x) or is_commit(x))
+        if any(map(is_wait, behind)) or not any(map(is_commit, behind)):
+            return {"which": "commit", "copy": e.line(each)}
+    waits = [each for each in e.reached(start) if is_wait(each)]
+    last = [each for each in waits if e.reaches(each, e.at_fault, is_wait)] or waits
+    numbers = {int(text) if (text := each.text.rstrip("; ").split()[-1]).isdecimal() else 0: each for each in last}
+    found = {"copy": e.line(start), "which": "" if waits else "wait"}
+    if most := max(numbers, default=0):
+        direct = e.reaches(start, e.at_fault, is_wait)
+        found |= {"which": "number", "number": most, "wait": e.line(numbers[most]), "direct": direct}
+    return found
 
 
-def _groups(
-    which: str, commit: tuple[str, ...], wait: tuple[str, ...], reads: str
-) -> Callable[[Evidence], Fields | None]:
-    def holds(e: Evidence) -> Fields | None:
-        other = e.facts.other
-        start = other.instructions[0] if other is not None and other.instructions else None
-        if start is None and reads == "wgmma" and "accumulator" in e.error.message:
-            number = e.error.message.partition("wgmma at PTX line ")[2].partition(",")[0]
-            start = next((each for each in e.instructions if str(each.line) == number), None)
-        if start is None or start.parts[0] not in (reads, "cp") or not start.parts[0] == reads.split(".")[0]:
-            return None
-        if reads == "cp.async" and "bulk" in start.parts or reads == "cp.bulk" and "bulk" not in start.parts:
-            return None
-        found = _group_wait(e, commit, wait, start)
-        if found is None:
-            return None
-        missing = "commit" if not found["commits"] else "wait" if not found["waits"] else ""
-        return found if (missing or ("number" if found["number"] else "")) == which else None
-
-    return holds
+def _of_groups(prefix: tuple[str, ...], each: Located) -> bool:
+    """Whether an instruction is an operation of such groups."""
+    if prefix == ("wgmma",):
+        return each.parts[:2] == ("wgmma", "mma_async")
+    bulk = {"bulk", "bulk_group"} & {*each.parts}
+    copies = each.parts[:2] == ("cp", "async") and {"shared", "global"} <= {part.split("::")[0] for part in each.parts}
+    return copies and ("bulk_group" in bulk if "bulk" in prefix else not bulk)
 
 
-def _group_rows(
-    kinds: tuple[str, ...], reads: str, commit: tuple[str, ...], wait: tuple[str, ...], calls: tuple[str, str]
-) -> tuple[Cause, ...]:
-    called_commit, called_wait = calls
+def _group_rows(kinds: tuple[str, ...], prefix: tuple[str, ...], commit: str, wait: str) -> tuple[Cause, ...]:
+    """Rows of operations that are waited for by groups; of commit and wait the calls."""
+    holds = functools.partial(_groups, prefix=prefix)
+    leaves = f"{wait} at {{wait}} leaves the latest {{number}} groups in flight, and the one of {{copy}} is among these"
     return (
-        Cause(kinds, _groups("commit", commit, wait, reads),
-              f"{called_commit} is missing behind {{copy}}: {called_wait} waits for groups that are committed, and "
-              f"what "
-              "no group has is in flight for ever"),
-        Cause(kinds, _groups("wait", commit, wait, reads), f"{called_wait} is missing behind {{copy}}, in the threads "
-              "that issued it, and behind it the barrier of all who go on"),
-        Cause(kinds, _groups("number", commit, wait, reads),
-              f"{called_wait} at {{wait}} leaves the latest {{number}} groups in flight, and the one of {{copy}} is "
-              "among these: a smaller number"),
+        Cause(kinds, holds, f"{commit} is missing behind {{copy}}: {wait} waits for groups that are committed, and "
+              "what no group has is in flight for ever", when=lambda found: found["which"] == "commit"),
+        Cause(kinds, holds, f"{wait} is missing behind {{copy}}, in the threads that issued it, and behind it the "
+              "barrier of all who go on", when=lambda found: found["which"] == "wait"),
+        Cause(kinds, holds, f"{leaves}: a smaller number, with a group committed in every step, also an empty one; or "
+              "the stage that {copy} fills, or the one that {here} reads, is not the one of this step",
+              when=lambda found: found["which"] == "number" and found["direct"]),
+        Cause(kinds, holds, leaves + ": a smaller number, or the index at {here} is that of a later step",
+              when=lambda found: found["which"] == "number"),
     )  # fmt: skip
 
 
-def _use_of_source(e: Evidence) -> Fields | None:
+def _no_barrier(e: Evidence) -> Fields | None:
+    """A read that is reached without a barrier from what writes shared memory, or from the wait for cp.async."""
+    side, other, memory = e.facts.side, e.facts.other, e.facts.memory
+    here = e.at_fault
+    if here is None or memory is None or memory.space != "shared" or here.parts[0] not in ("ld", "ldmatrix"):
+        return None
+    if other is None and e.facts.past.barriers:
+        return None  # others may write, and signal an mbarrier
+    if other is not None and (side is None or side.verb != "reads" or other.signals is not None):
+        return None
+    writes = [
+        each for each in e.instructions
+        if each.parts[:3] in (("cp", "async", "wait_group"), ("cp", "async", "wait_all"))
+        or each.parts[0] in ("st", "stmatrix") and {"shared", "shared::cta"} & {*each.parts}
+    ]  # fmt: skip
+    if other is not None:
+        lines = {each.line for each in other.instructions}
+        writes = [each for each in writes if each.parts[0] == "cp" or each.line in lines]
+    near = [each for each in writes if e.reaches(each, here, is_barrier)]
+    return {"write": e.line(near[-1])} if near else None
+
+
+def _arrived_before(e: Evidence) -> Fields | None:
+    """The writer arrives at a named barrier, for which the reader waits, in front of the write and not behind it."""
+    side, other = e.facts.side, e.facts.other
+    if side is None or other is None or (side.verb, other.verb) != ("reads", "wrote") or not other.instructions:
+        return None
+    write, here = other.instructions[0], e.at_fault
+    named = [each for each in e.instructions if (named_barrier(each) or -1) >= 0] if here is not None else []
+    numbers = {named_barrier(each) for each in named if e.reaches(each, here, is_barrier)}
+    arrivals = [each for each in named if named_barrier(each) in numbers]
+    early = [each for each in arrivals if e.reaches(each, write, is_barrier)]
+    behind = {each.line for each in e.reached(write)}
+    if not early or any(each.line in behind for each in arrivals):
+        return None
+    return {"arrival": e.line(early[-1]), "number": named_barrier(early[-1])}
+
+
+def _both_write(e: Evidence) -> Fields | None:
+    side, other = e.facts.side, e.facts.other
+    if side is None or other is None or (side.verb, other.verb) != ("writes", "wrote") or e.at_fault is None:
+        return None
+    opcodes = {each.parts[0] for each in (e.at_fault, *other.instructions)} if other.instructions else ()
+    return {} if opcodes == {"st"} else None
+
+
+def _behind_array(e: Evidence) -> Fields | None:
+    """The bytes are in no array of shared memory."""
+    memory = e.facts.memory
+    if memory is None or memory.space != "shared":
+        return None
+    before = [each for each in e.arrays if each.first <= memory.first]
+    last = max(before, key=lambda each: each.first + each.nbytes, default=None)
+    distance = memory.first - last.first - last.nbytes if last is not None else -1
+    return {"array": last.name, "distance": f"{distance:,}"} if distance >= 0 else None
+
+
+def _adds_to_nothing(e: Evidence) -> Fields | None:
+    """A tcgen05.mma reads sums that nobody has written; where A is in tensor memory, it may be that."""
+    here = e.at_fault
+    mma = here is not None and here.parts[:2] == ("tcgen05", "mma") and here.text.count("[") == 1
+    return {} if mma and (e.facts.memory is None or e.facts.memory.space == "tensor") else None
+
+
+def _source_in_use(e: Evidence) -> Fields | None:
+    """A write over what an operation may still be reading, and whether its own warp has waited for its end."""
     other = e.facts.other
     if other is None or not other.instructions or other.verb != "read":
         return None
-    return {"copy": e.line(other.instructions[0]), "here": e.line(e.at_fault)}
+    return {"waited": other.waited, "issued": bool(other.warp)}
 
 
-def _waited_alone(e: Evidence) -> Fields | None:
-    return _use_of_source(e) if e.facts.other is not None and e.facts.other.waited else None
+def _source_handed_back(e: Evidence) -> Fields | None:
+    """The mbarrier.arrive behind a bulk store, and whether the wait for the store stands in front of it.
 
-
-def _not_waited_between(e: Evidence) -> Fields | None:
-    other = e.facts.other
-    return _use_of_source(e) if other is not None and other.warp and not other.waited else None
+    ``awaited``: the writer waits for an mbarrier that the storing warp signals, or that nobody has signalled yet.
+    """
+    if _source_in_use(e) is None or "bulk" not in e.facts.other.instructions[0].parts or not e.facts.past.whole:
+        return None
+    store = e.facts.other.instructions[0]
+    waits = e.behind(store, _is("bulk", "wait_group"), _NEVER)
+    back = e.behind(store, _is("mbarrier", "arrive"), _NEVER)
+    if not waits or not back:
+        return None
+    others = {each.place for each in e.signals() if each.warp != e.facts.other.warp}
+    awaited = any(each.place not in others for each in e.did("wait", warp=e.warp))
+    first = back[0].line < waits[0].line
+    return {"wait": e.line(waits[0]), "back": e.line(back[0]), "first": first, "awaited": awaited}
 
 
 def _says(*words: str) -> Callable[[Evidence], Fields | None]:
-    return lambda e: {"here": e.line(e.at_fault)} if all(word in e.error.message for word in words) else None
+    return lambda e: {} if all(word in e.error.message for word in words) else None
 
 
 _EARLY = ("unfinished-copy", "shared-race")
@@ -428,33 +448,45 @@ ACCESSES: tuple[Cause, ...] = (
     # A stage that is not full: no wait, its parity, its stage, the bytes that it waits for.
     Cause(_EARLY, _timed_out, "{who} has looked at {full} at {at}, where a single try_wait timed out: mbarrier_wait "
           "repeats it until the phase is complete", "unfinished-copy"),
-    Cause(_EARLY, _not_waited, "{who} has not waited for {full}, which the copy at {copy} signals: mbarrier_wait for "
+    Cause(_EARLY, _not_waited, "{who} has not waited for {full}, which the copy at {use} signals: mbarrier_wait for "
           "it, with parity 0 in the ring's first turn", "unfinished-copy"),
     Cause((*_EARLY, "uninitialised-read", "tensor-race"), _waited_at_once, "wrong parity: the wait of {who} for {full} "
           "at {at} asked for parity 1 and passed at once, since the phase before the first one counts as complete: a "
           "consumer's first wait has parity 0"),
-    Cause(_EARLY, _copy_of_other_stage, "the copy at {copy} writes stage {memory} and signals {full}, the mbarrier of "
-          "stage {stage}: both have to be of the same stage", "unfinished-copy"),
-    Cause(_EARLY, _reads_other_stage, "stages differ: {who} has waited for {waited} (stage {other}) at {at}, and reads "
+    Cause(_EARLY, _copy_waited_for, "the copy at {use} writes stage {memory} and signals {full}, the mbarrier of stage "
+          "{stage}: both have to be of the same stage", "unfinished-copy",
+          lambda found: found["memory"] not in (None, found["stage"])),
+    Cause(_EARLY, _copy_waited_for, "stages differ: {who} has waited for {waited} (stage {other}) at {at}, and reads "
           "stage {stage} at {here}, of which {full} tells: the index of the wait and the index of what is read have to "
-          "be the same{copy}", "unfinished-copy"),
-    Cause(_EARLY, _signals_other_cta, "the copy at {copy} signals {full}, and {who} has waited for {waited} at {at}: a "
+          "be the same{copy}", "unfinished-copy", lambda found: found["other"] != found["stage"]),
+    Cause(_EARLY, _copy_waited_for, "the copy at {use} signals {full}, and {who} has waited for {waited} at {at}: a "
           "copy signals the mbarrier of the CTA that waits (in a pair the leader's), or the other CTA passes on that "
-          "its bytes have come", "unfinished-copy"),
-    Cause(_EARLY, _announced_too_few, "phase {phase} of {full} was complete before this copy: {bytes}; the copy at "
-          "{copy} by {who} signals it too. mbarrier_arrive_and_expect_tx has to announce the bytes of all copies of a "
-          "stage, of both CTAs of a pair", "unfinished-copy"),
-    Cause(_EARLY, _not_waited_again, "{who} has waited for phase {phase} of {full}, and the stage has been filled "
-          "again since: a wait is missing in this turn, or its parity is that of the turn before", "unfinished-copy"),
-    Cause(("shared-race",), _generic_other_stage, "stages differ: {who} has waited for {full} (stage {stage}) at {at}, "
+          "its bytes have come", "unfinished-copy", lambda found: not found["here_too"]),
+    Cause(_EARLY, _copy_waited_for, "phase {phase} of {full} was complete before this copy: {bytes}; the copy at "
+          "{use} by {by} signals it too. mbarrier_arrive_and_expect_tx has to announce the bytes of all copies of a "
+          "stage, of both CTAs of a pair", "unfinished-copy", lambda found: found["same"] and not found["again"]),
+    Cause(_EARLY, _copy_waited_for, "{who} has waited for phase {phase} of {full}, and the stage has been filled "
+          "again since: a wait is missing in this turn, or its parity is that of the turn before", "unfinished-copy",
+          lambda found: found["same"]),
+    Cause(("shared-race",), _generic_stages, "stages differ: {who} has waited for {full} (stage {stage}) at {at}, "
           "and reads stage {other} at {here}: the index of the wait and the index of what is read have to be the "
-          "same"),
+          "same", when=lambda found: found["stage"] != found["other"]),
+    Cause(("uninitialised-read",), _behind_array, "these bytes are in no array, {distance} bytes behind the end of "
+          "{array}: the index at {here} is too large"),
+    Cause(("uninitialised-read",), _adds_to_nothing, "the tcgen05.mma at {here} adds to sums that nobody has written: "
+          "the first MMA of a tile has ACCUMULATE False (mma.set(tcgen05.Field.ACCUMULATE, k != 0))"),
+    Cause(("uninitialised-read",), _no_barrier, "a barrier is missing between {write} and the read at {here}, or the "
+          "index of one of the two is wrong: sync_threads, or a named barrier of all who write and read; a wait for "
+          "cp.async tells its own thread alone"),
     Cause(("uninitialised-read",), _never_waited, "a barrier or a wait is missing: {who} has waited for no mbarrier so "
           "far, and nobody has written these bytes yet; who reads waits for who writes, by mbarrier_wait (of MMAs the "
           "mbarrier of their tcgen05.commit), sync_threads or cluster_wait"),
     Cause(("uninitialised-read",), _waited_for_room, "a wait is missing: the last wait of {who}, for {empty} at {at}, "
           "tells that there is room, and not that these bytes are there: mbarrier_wait for the full mbarrier of the "
           "stage, which copies signal, with parity 0 at first"),
+    Cause(("uninitialised-read",), _part_of_other_cta, "phase {phase} of {full} was complete before the {count} bytes "
+          "that the multicast at {at} of CTA {ctas} brings: {bytes}. mbarrier_arrive_and_expect_tx announces the bytes "
+          "that come from all CTAs"),
     Cause(("uninitialised-read",), _written_in_part, "{written} bytes of {array} have been written, and not these: the "
           "stage or index that is written and the one that is read at {here} differ, or a wait, a copy or a border of "
           "the tile is missing"),
@@ -467,49 +499,62 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(_IN_USE, _refills_at_once, "wrong parity, or a missing wait: the last wait of {who}, for {empty} at {at}, "
           "passed at once though the stage has been filled before: its parity changes with every turn of the ring, "
           "from 1 on"),
-    Cause(_IN_USE, _released_by_others, "{empty} was completed by {arrived} ({at}), without {user}, which still uses "
+    Cause(_IN_USE, _released, "{empty} was completed by {arrived} ({at}), without {user}, which still uses "
           "the stage: its count, {count}, has to be the number of all who use the stage, and each of them arrives at "
-          "the mbarrier of each CTA that fills it"),
-    Cause(_IN_USE, _released_too_early, "the release comes too early: {empty} at {at}, by {arrived}, before the reads "
+          "the mbarrier of each CTA that fills it", when=lambda found: not found["used"]),
+    Cause(_IN_USE, _released, "the release comes too early: {empty} at {at}, by {arrived}, before the reads "
           "at {use} are over: arrive behind the last of them (of wgmma behind warpgroup.wait_group(0); of tcgen05.mma "
-          "by tcgen05.commit)"),
+          "by tcgen05.commit)", when=lambda found: found["read"]),
     # Tensor memory: freed, read, overwritten.
     Cause(("tensor-race",), _frees, "tcgen05.dealloc at {here} comes before {use} is over: a barrier of all who use "
           "the columns (in a pair of CTAs cluster_arrive and cluster_wait) stands in front of it, behind the last "
           "tcgen05.wait::ld"),
     Cause(("tensor-race",), _loads_not_waited, "tcgen05.wait::ld (cute.arch.fence_view_async_tmem_load) is missing "
-          "between the tcgen05.ld at {load} and the arrival that hands the columns back"),
-    Cause(("tensor-race",), _loads_released, "the columns are handed back at {at}, before the tcgen05.ld at {load}: "
+          "between the tcgen05.ld at {use} and the arrival that hands the columns back"),
+    Cause(("tensor-race",), _loads_released, "the columns are handed back at {at}, before the tcgen05.ld at {use}: "
           "arrive behind it and its tcgen05.wait::ld"),
-    Cause(("tensor-race",), _columns_not_free, "a wait is missing: {who} has not waited for {empty}, at which {reader} "
+    Cause(("tensor-race",), _columns_not_free, "a wait is missing: {who} has not waited for {empty}, at which {by} "
           "hands the columns back at {at}: mbarrier_wait for it before {here}, with parity 1 in the first turn"),
-    Cause(("tensor-race",), _sums_never_free, "{reader} has waited for {full}, which {mma} commits at {at}; the MMAs "
-          "behind that commit write over what it still reads: {mma} waits, before the first MMA of a tile, for an "
-          "mbarrier on which all who read the accumulator arrive"),
-    Cause(("tensor-race",), _sums_of_other_stage, "stages differ, or a parity is wrong: {mma} waits for {empty} at "
-          "{wait}, writes sums at {use} and commits them to {full} at {at}, and {reader} reads at {here} behind its "
-          "wait for {full}: all of these have to be of the same stage"),
-    Cause(("tensor-race",), _sums_not_waited, "{reader} reads before the MMAs at {mma} are complete: tcgen05.commit "
-          "behind them, and a wait of {reader} for its mbarrier"),
+    Cause(("tensor-race",), _sums_overwritten, "{who} has waited for {full}, which {by} commits at {at}; the MMAs "
+          "behind that commit write over what it still reads: {by} waits, before the first MMA of a tile, for an "
+          "mbarrier on which all who read the accumulator arrive", when=lambda found: not found["room"]),
+    Cause(("tensor-race",), _sums_overwritten, "stages differ, or a parity is wrong: {by} waits for {empty} at {wait}, "
+          "writes sums at {use} and commits them to {full} at {at}, and {who} reads at {here} behind its wait for "
+          "{full}: all of these have to be of the same stage"),
+    Cause(("tensor-race",), _sums_not_waited, "{who} reads before the MMAs at {use} are complete: tcgen05.commit "
+          "behind them, and a wait of {who} for its mbarrier"),
     # Groups: not committed, not waited for, too many left.
-    *_group_rows(("copy-in-flight", "shared-race"), "cp.async", ("async", "commit_group"), ("async", "wait_group"),
-                 ("cp_async_commit_group()", "cp_async_wait_group(N)")),
-    *_group_rows(("source-in-use",), "cp.bulk", ("bulk", "commit_group"), ("bulk", "wait_group"),
-                 ("cp_async_bulk_commit_group()", "cp_async_bulk_wait_group(0, read=True)")),
-    *_group_rows(("source-in-use", "register-in-flight"), "wgmma", ("wgmma", "commit_group"), ("wgmma", "wait_group"),
-                 ("warpgroup.commit_group()", "warpgroup.wait_group(0)")),
+    *_group_rows(("copy-in-flight", "shared-race"), ("cp", "async"), "cp_async_commit_group()",
+                 "cp_async_wait_group(N)"),
+    *_group_rows(("source-in-use",), ("cp", "async", "bulk"), "cp_async_bulk_commit_group()",
+                 "cp_async_bulk_wait_group(0, read=True)"),
+    *_group_rows(("source-in-use", "register-in-flight"), ("wgmma",), "warpgroup.commit_group()",
+                 "warpgroup.wait_group(0)"),
+    Cause(("copy-in-flight", "shared-race"), _no_barrier, "a barrier is missing between {write} and the read at "
+          "{here}: sync_threads, or a named barrier of all who write and read; a wait for cp.async tells its own "
+          "thread alone"),
+    Cause(("shared-race",), _arrived_before, "the arrival at named barrier {number} at {arrival} stands in front of "
+          "the write at {use}, and tells {who} that it is over: arrive behind the write"),
+    Cause(("shared-race", "global-race"), _both_write, "two threads store to the same place, at {use} and at {here}: "
+          "the index of one of the two is wrong, or a single thread is to store (a predicate); a barrier is right only "
+          "where the second value replaces the first"),
     Cause(("register-in-flight",), _says("wgmma.fence"), "warpgroup.fence() before the first wgmma that reads or "
           "writes these registers, at {here}"),
     Cause(("register-in-flight",), _says("wgmma.wait_group"), "warpgroup.wait_group(0) before {here}, where registers "
           "of a wgmma are used"),
-    Cause(("source-in-use",), _waited_alone, "the warp that issued {copy} has waited for its end, and nothing tells "
-          "the threads that write at {here}: a barrier of both, behind that wait"),
-    Cause(("source-in-use",), _not_waited_between, "no wait for the operation at {copy} is executed before the write "
+    Cause(("source-in-use",), _source_handed_back, "the arrival at {back} lets {who} write at {here} before the "
+          "wait at {wait} for the store at {use}: arrive behind that wait", when=lambda found: found["first"]),
+    Cause(("source-in-use",), _source_handed_back, "a wait is missing: {who} writes at {here} without waiting for "
+          "the mbarrier at which {back} arrives behind the store at {use}: mbarrier_wait for it before the write, "
+          "with parity 1 in the first turn", when=lambda found: not found["first"] and not found["awaited"]),
+    Cause(("source-in-use",), _source_in_use, "the warp that issued {use} has waited for its end, and nothing tells "
+          "the threads that write at {here}: a barrier of both, behind that wait", when=lambda found: found["waited"]),
+    Cause(("source-in-use",), _source_in_use, "no wait for the operation at {use} is executed before the write "
           "at {here}: in the thread that issued it cp_async_bulk_wait_group(0, read=True), of wgmma "
-          "warpgroup.wait_group(0), and then a barrier of all who write"),
-    Cause(("shared-race",), _generic_same_stage, "{who} has waited for {full}, which is signalled at {at}; the write "
-          "at {write} is not in front of that signal, or is meant for another stage than {stage}: write first, then "
-          "arrive, at the mbarrier of the same stage"),
+          "warpgroup.wait_group(0), and then a barrier of all who write", when=lambda found: found["issued"]),
+    Cause(("shared-race",), _generic_stages, "{who} has waited for {full}, which is signalled at {signals}; the write "
+          "at {use} is not in front of that signal, or is meant for another stage than {stage}: write first, then "
+          "arrive, at the mbarrier of the same stage", when=lambda found: found["late"]),
     Cause(("exit-in-use",), _says("never waited for it"), "cp_async_bulk_wait_group(0, read=True) by the thread that "
           "stored at {here}, before it ends"),
     Cause(("exit-in-use",), _says("may exit before"), "cluster_arrive and cluster_wait at the end of the kernel, in "

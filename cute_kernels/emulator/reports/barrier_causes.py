@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 from cute_kernels.emulator.facts import Located, Moment, WarpName
-from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot
+from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot, named_barrier
 from cute_kernels.emulator.reports.model import Waiting
 
 # --- hangs -----------------------------------------------------------------------------------------------------------
@@ -135,24 +136,68 @@ def _at_named_barriers(e: Evidence) -> Fields | None:
     return {"waits": ", ".join(f"{e.who(warps)} at {place}" for place, warps in by_place.items())}
 
 
-def _not_advanced(e: Evidence) -> Fields | None:
-    """Who waits for a phase, signals the same stage, and waits for the same phase again."""
+def _named_barrier_short(e: Evidence) -> Fields | None:
+    """Nobody else can come to a named barrier at which threads wait."""
+    waits = [(wait, named_barrier(wait.instruction)) for wait in e.facts.waits if wait.kind == "bar"]
+    for wait, number in waits:
+        if number is None or number < 0 or "threads arrived" not in wait.text:
+            continue
+        others = [each.instruction for each in e.facts.waits if each.warp in wait.missing]
+        if any(each is None or any(named_barrier(x) in (number, -1) for x in e.reached(each)) for each in others):
+            continue
+        who = [each.warp for each, here in waits if here == number and each.text == wait.text]
+        unused = [
+            each
+            for each in e.instructions
+            if "arrive" in each.parts
+            and (named_barrier(each) or 0) > 0
+            and named_barrier(each) not in {named_barrier(x) for x in e.instructions if "arrive" not in x.parts}
+        ]
+        hint = "".join(f" Nobody ever waits for barrier {named_barrier(each)}, at which {e.line(each)} arrives."
+                       for each in unused[:1])  # fmt: skip
+        came = re.search(r"(\d+) of (\d+) threads", wait.text)
+        return {"who": e.who(who), "at": e.line(wait.instruction), "number": number, "came": came[1],
+                "count": came[2], "hint": hint}  # fmt: skip
+    return None
+
+
+def _waits_again(e: Evidence) -> Iterator[tuple[Moment, list[Moment]]]:
+    """Waits for a phase for which the warp has waited before, and all that it has done since then."""
+    seen: dict[tuple[str, Spot, int], int] = {}
+    for now, each in enumerate(e.moments):
+        if each.operation == "wait":
+            key = each.warp, each.place, each.phase
+            if key in seen:
+                yield each, [s for s in e.moments[seen[key] : now] if s.warp == each.warp]
+            seen[key] = now
+
+
+def _ring_at_fault(e: Evidence) -> list[int]:
+    """Stages of the mbarrier of the error, or of the last wait of its warp; none if there is one stage alone."""
     state, last = e.facts.barrier, e.last_wait()
     spot = (state.cta, state.offset) if state is not None else last.place if last is not None else None
-    seen: dict[tuple[str, Spot, int], int] = {}
     stages = e.stages(spot) if spot is not None else []
-    for now, each in enumerate(e.moments if len(stages) > 1 else ()):
-        if each.operation != "wait":
-            continue
-        key = each.warp, each.place, each.phase
-        own = [s for s in e.moments[seen.get(key, now) : now] if s.warp == each.warp and s.operation == "arrive"]
-        there = [s for s in own if e.alike(spot)(s.place) and s.place[1] in stages]
-        if there:
-            mine, signalled = e.stages(each.place), stages.index(there[0].place[1])
-            if len(mine) == len(stages) and mine.index(each.place[1]) == signalled:
-                return {"who": e.who([each.warp]), "here": e.name(each.place), "at": e.line(each.instruction),
-                        "other": e.name(there[0].place), "signal": e.line(there[0].instruction)}  # fmt: skip
-        seen[key] = now
+    return stages if len(stages) > 1 else []
+
+
+def _parity_stays(e: Evidence) -> Fields | None:
+    """Who waits for all stages of the ring, and then again for the same phase of the first one."""
+    stages = _ring_at_fault(e)
+    for each, between in _waits_again(e) if stages else ():
+        if each.place[1] in stages and {s.place[1] for s in between if s.operation == "wait"} >= set(stages):
+            return {"who": e.who([each.warp]), "here": e.name(each.place), "at": e.line(each.instruction)}
+    return None
+
+
+def _not_advanced(e: Evidence) -> Fields | None:
+    """Who waits for a phase, signals the same stage, and waits for the same phase again."""
+    stages = _ring_at_fault(e)
+    for each, between in _waits_again(e) if stages else ():
+        there = [s for s in between if s.operation == "arrive" and s.place[1] in stages]
+        mine = e.stages(each.place)
+        if there and len(mine) == len(stages) and mine.index(each.place[1]) == stages.index(there[0].place[1]):
+            return {"who": e.who([each.warp]), "here": e.name(each.place), "at": e.line(each.instruction),
+                    "other": e.name(there[0].place), "signal": e.line(there[0].instruction)}  # fmt: skip
     return None
 
 
@@ -200,16 +245,19 @@ def _first_parity(e: Evidence) -> Fields | None:
     acted = {each.warp for each in (*e.did("arrive"), *e.did("deliver"))}
     if any(not acted & set(_labels(each[0])) for each in waits if each not in first):
         return None
-    filling = {wait.warp for wait in e.facts.waits if wait.instruction is not None and _fills(e, wait.instruction)}
+    waits = [wait for wait in e.facts.waits if wait.instruction is not None]
+    filling = {wait.warp for wait in waits if _follows(e, wait.instruction, "expect_tx")}
+    reading = {wait.warp for wait in waits if _follows(e, wait.instruction, "ld", "ldmatrix")}
     empty = [each for each in first if any(word in e.name(each[1]).lower() for word in ("empty", "free"))]
-    named = empty or [each for each in first if filling & set(_labels(each[0]))] or first
+    named = empty or [each for each in first if filling & set(_labels(each[0]))]
+    named = named or [each for each in first if not reading & set(_labels(each[0]))] or first
     lines = dict.fromkeys(f"{e.who(_labels(waiting))} for {e.name(spot)}" for waiting, spot in named)
     return {"who": " or ".join(lines)}
 
 
-def _fills(e: Evidence, wait: Located) -> bool:
-    """Whether bytes are announced behind a wait, and before the next one."""
-    return bool(e.behind(wait, lambda each: "expect_tx" in each.parts, lambda each: "try_wait" in each.parts))
+def _follows(e: Evidence, wait: Located, *parts: str) -> bool:
+    """Whether an instruction with such a part stands behind a wait, and before the next one."""
+    return bool(e.behind(wait, lambda each: bool({*parts} & {*each.parts}), lambda each: "try_wait" in each.parts))
 
 
 def _bytes_missing(e: Evidence) -> tuple[Waiting, Spot] | None:
@@ -260,35 +308,30 @@ def _bytes_differ(e: Evidence) -> Fields | None:
     return {"bytes": words, "came": f"{came:,}", "hint": hint} if announced else None
 
 
-def _arrivals_short(e: Evidence) -> tuple[Waiting, Spot, list[Moment], list[str]] | None:
+def _arrivals_short(e: Evidence) -> Fields | None:
     """A wait for which some have arrived, their arrivals, and warps that stand beside these and have not."""
     for waiting, spot in _roots(e):
         arrived = e.did("arrive", spot, waiting.barrier.phase)
         if waiting.barrier.pending and arrived:
             who = {each.warp for each in arrived}
             beside = [_labels(each) for each in e.waiting if who & set(_labels(each))]
-            return waiting, spot, arrived, [warp for warps in beside for warp in warps if warp not in who]
+            others = [warp for warps in beside for warp in warps if warp not in who]
+            return e.about(spot) | {"who": e.who(each.warp for each in arrived), "at": e.lines(arrived),
+                "others": e.who(others), "some": bool(others),
+                "came": sum(each.amount for each in arrived)}  # fmt: skip
     return None
 
 
-def _some_do_not_arrive(e: Evidence) -> Fields | None:
-    found = _arrivals_short(e)
-    if found is None or not found[3]:
-        return None
-    _, spot, arrived, others = found
-    return {"here": e.name(spot), "who": e.who(each.warp for each in arrived), "at": e.lines(arrived),
-            "others": e.who(others)}  # fmt: skip
-
-
-def _count_too_high(e: Evidence) -> Fields | None:
-    found = _arrivals_short(e)
-    if found is None or found[3]:
-        return None
-    waiting, spot, arrived, _ = found
-    state = e.state(spot)
-    return {"here": e.name(spot), "count": state.expected, "init": e.line(state.init),
-            "came": sum(each.amount for each in arrived), "who": e.who(each.warp for each in arrived),
-            "at": e.lines(arrived)}  # fmt: skip
+def _each_signals_its_own(e: Evidence) -> Fields | None:
+    """Each CTA signals its own mbarrier alone, where all CTAs count to which the copies of the stage go."""
+    for waiting, spot in _roots(e):
+        arrived = e.did("arrive", spot, waiting.barrier.phase)
+        ctas = 1 + len(list(e.siblings(spot)))
+        filled = {each.place[0] for each in e.did("deliver") if each.warp in _labels(waiting)}
+        own = {name.cta for each in arrived if (name := WarpName.of(each.warp)) is not None} == {spot[0]}
+        if own and len(filled) > 1 and sum(each.amount for each in arrived) * ctas == e.state(spot).expected:
+            return e.about(spot) | {"at": e.lines(arrived), "who": e.who(_labels(waiting))}
+    return None
 
 
 def _nobody_arrives(e: Evidence) -> Fields | None:
@@ -297,6 +340,9 @@ def _nobody_arrives(e: Evidence) -> Fields | None:
         if not who:  # who else has gone round once, and signalled nobody
             others = [each for each, place in _at_barriers(e) if place[1] != spot[1] and _was_here(e, each, place)]
             who = {warp for each in others for warp in _labels(each)}
+        counts = [set(_labels(each)) & who for each, _ in _at_barriers(e)]
+        exact = [group for group in counts if group and e.state(spot).expected in (len(group), 32 * len(group))]
+        who = exact[0] if len(exact) == 1 and e.state(spot).expected > 1 else who
         waits = [each for each in e.did("wait") if each.warp in who]
         words = f"{e.who(sorted(who))} (with a wait at {e.lines(waits)})" if waits else "somebody"
         return {"here": e.name(spot), "waits": e.who(_labels(waiting)), "who": words}
@@ -319,7 +365,7 @@ def _arrives_again(e: Evidence) -> Fields | None:
     found = _this_phase(e) if e.warp else None
     if found is None or not any(each.warp == e.warp for each in found[1]):
         return None
-    return {"who": e.who([e.warp]), "here": e.name(found[0]), "at": e.lines(found[1])}
+    return {"here": e.name(found[0]), "at": e.lines(found[1])}
 
 
 def _arrives_where_it_waits(e: Evidence) -> Fields | None:
@@ -329,8 +375,8 @@ def _arrives_where_it_waits(e: Evidence) -> Fields | None:
     signals = [each for each in e.signals() if each.place == found[0]]
     if not signals or any(each.warp == e.warp for each in signals):
         return None
-    return {"who": e.who([e.warp]), "here": e.name(found[0]), "at": e.line(e.at_fault), "signals": e.lines(signals),
-            "others": e.who(each.warp for each in signals)}  # fmt: skip
+    others = e.who(each.warp for each in signals)
+    return {"here": e.name(found[0]), "signals": e.lines(signals), "others": others}
 
 
 def _announces_elsewhere(e: Evidence) -> Fields | None:
@@ -339,40 +385,65 @@ def _announces_elsewhere(e: Evidence) -> Fields | None:
     there = next((each.place for each in copies if each.place[1] == found[0][1] and each.place != found[0]), None)
     if there is None or any(each.place == found[0] for each in copies):
         return None
-    return {"who": e.who([e.warp]), "here": e.name(found[0]), "there": e.name(there), "at": e.line(e.at_fault)}
+    return {"here": e.name(found[0]), "there": e.name(there)}
 
 
 def _too_many_at_once(e: Evidence) -> Fields | None:
     found, state = _this_phase(e), e.facts.barrier
     if found is None or found[1] or state.pending != state.expected:
         return None
-    return {"here": e.name(found[0]), "count": state.expected, "init": e.line(state.init), "who": e.who([e.warp]),
-            "at": e.line(e.at_fault)}  # fmt: skip
+    return e.about(found[0])
 
 
 def _others_arrived(e: Evidence) -> Fields | None:
     found = _this_phase(e)
     if found is None or not found[1] or any(each.warp == e.warp for each in found[1]):
         return None
+    who = e.who(each.warp for each in found[1])
+    return e.about(found[0]) | {"warp": e.who([e.warp]), "who": who, "at": e.lines(found[1])}
+
+
+def _released_unwaited(e: Evidence) -> Fields | None:
+    """A warp has signalled a stage more often than it has waited for it in any ring that its waiters signal."""
+    here, state = e.at_fault, e.facts.barrier
+    moments = list(e.moments) if e.facts.past.whole else []
+    if state is not None and here is not None and {"arrive", "commit"} & {*here.parts}:
+        moments.append(Moment("arrive", (state.cta, state.offset), state.phase, 1, e.warp, here))
+    who: dict[tuple[bool, int], set[str]] = {}  # who waits for the mbarriers at an offset, or signals them
+    for each in moments:
+        who.setdefault((each.operation in ("wait", "timeout"), each.place[1]), set()).add(each.warp)
+    waited: dict[str, dict[tuple[int, ...], list[Moment]]] = {}
+    released: dict[tuple[str, Spot], set[int]] = {}
+    for each in moments:
+        ring = tuple(e.stages(each.place))
+        if each.operation == "wait":
+            waited.setdefault(each.warp, {}).setdefault(ring, []).append(each)
+        if each.operation != "arrive" or len(ring) < 2:
+            continue
+        phases = released.setdefault((each.warp, each.place), set())
+        phases.add(each.phase)
+        stage, back = ring.index(each.place[1]), set().union(*(who.get((True, at), set()) for at in ring)) - {each.warp}
+        partners = [
+            (waits[-1], {wait.phase for wait in waits if wait.place[1] == other[stage]})
+            for other, waits in waited.get(each.warp, {}).items()
+            if len(other) == len(ring) and other != ring and any(back & who.get((False, at), set()) for at in other)
+        ]
+        if partners and all(len(there) < len(phases) for _, there in partners):
+            last = partners[-1][0]
+            return {"who": e.who([each.warp]), "waited": e.name(last.place), "wait": e.line(last.instruction),
+                    "here": e.name(each.place), "at": e.line(each.instruction)}  # fmt: skip
+    return None
+
+
+def _waits_too_early(e: Evidence) -> Fields | None:
+    """The first wait of a warp for an mbarrier asks for the phase before the first one."""
     state = e.facts.barrier
-    return {"here": e.name(found[0]), "count": state.expected, "init": e.line(state.init), "warp": e.who([e.warp]),
-            "who": e.who(each.warp for each in found[1]), "at": e.lines(found[1])}  # fmt: skip
-
-
-def _signals_other_stage(e: Evidence) -> Fields | None:
-    state, wait = e.facts.barrier, e.last_wait()
-    if state is None or wait is None:
+    if state is None or state.phase > 1 or not e.warp or not e.facts.past.whole:
         return None
     spot = state.cta, state.offset
-    here = e.at_fault
-    signals = here is not None and ("arrive" in here.parts or "commit" in here.parts)
-    stages, waited = e.stages(spot), e.stages(wait.place)
-    if not signals or len(stages) < 2 or len(stages) != len(waited) or e.alike(spot)(wait.place):
+    if e.did("wait", spot, warp=e.warp) or not e.did("deliver", spot) and not e.did("arrive", spot):
         return None
-    if stages.index(spot[1]) == waited.index(wait.place[1]):
-        return None
-    return {"who": e.who([e.warp]), "waited": e.name(wait.place), "wait": e.line(wait.instruction),
-            "here": e.name(spot), "at": e.line(here)}  # fmt: skip
+    return {"here": e.name(spot)}
 
 
 def _completed_from_elsewhere(e: Evidence) -> Fields | None:
@@ -384,9 +455,7 @@ def _completed_from_elsewhere(e: Evidence) -> Fields | None:
     who = [*(each.warp for each in arrivals), e.warp]
     if any(name is None or name.cta == spot[0] for name in map(WarpName.of, who)):
         return None
-    state = e.facts.barrier
-    return {"here": e.name(spot), "count": state.expected, "init": e.line(state.init), "who": e.who(who),
-            "at": e.line(e.at_fault)}  # fmt: skip
+    return e.about(spot) | {"who": e.who(who)}
 
 
 def _count_too_low(e: Evidence) -> Fields | None:
@@ -400,8 +469,7 @@ def _count_too_low(e: Evidence) -> Fields | None:
         by_phase.setdefault(each.phase, set()).add(each.warp)
     if not any(by_phase[phase] - by_phase.get(phase + 1, by_phase[phase]) for phase in by_phase):
         return None
-    return {"here": e.name(spot), "count": state.expected, "init": e.line(state.init), "at": e.lines(arrivals),
-            "who": e.who(each.warp for each in arrivals)}  # fmt: skip
+    return e.about(spot) | {"at": e.lines(arrivals), "who": e.who(each.warp for each in arrivals)}
 
 
 def _copy_signals_again(e: Evidence) -> Fields | None:
@@ -425,7 +493,8 @@ def _bytes_of_phase(e: Evidence) -> Fields | None:
     total = sum(each.amount for each in announced)
     if not announced:
         return None
-    return {"here": e.name(spot), "announced": f"{total:,}", "came": f"{total - state.tx:,}", "at": e.lines(announced),
+    came = f"{total - state.tx:,}"
+    return {"here": e.name(spot), "announced": f"{total:,}", "came": came, "at": e.lines(announced),
             "copy": e.line(e.at_fault)}  # fmt: skip
 
 
@@ -436,10 +505,15 @@ def _barrier_of_other_cta(e: Evidence) -> Fields | None:
     return {"cta": state.cta}
 
 
+_PHASES = ("extra-arrivals", "phase-overrun", "phase-missed", "stage-in-use", "shared-race")
+
 BARRIERS: tuple[Cause, ...] = (
     # Hangs: resources first, then mbarriers.
     Cause(("hang",), _waits("setmaxnreg"), "", "registers"),
     Cause(("hang",), _waits("tcgen05.alloc"), "", "tensor-columns"),
+    Cause(("hang",), _named_barrier_short, "nobody else can come to named barrier {number}, at which {who} wait at "
+          "{at}: {came} of {count} threads have arrived. number_of_threads is the number of all who come, arriving and "
+          "waiting, or the others have to come to a barrier with this id.{hint}"),
     Cause(("hang",), _signalled_own, "{who} signals {own} at {at}, for which it waits itself, and nobody has signalled "
           "{other}: that arrival or commit names the wrong mbarrier"),
     Cause(("hang",), _waits_elsewhere, "the wait of {who} at {at} is for {here}, as that of others is, and nobody "
@@ -463,15 +537,21 @@ BARRIERS: tuple[Cause, ...] = (
     Cause(("hang",), _bytes_differ, "too much is announced, or a copy is missing: {bytes}.{hint} If these copies are "
           "all of the stage, mbarrier_arrive_and_expect_tx (tx_count) has to announce {came}; if not, another one has "
           "to be issued, or has to name this mbarrier", "transaction-bytes"),
-    Cause(("hang",), _some_do_not_arrive, "an arrival is missing: at {here} there are arrivals of {who} ({at}), and "
-          "none of {others}: let every one arrive, or give mbarrier_init the number that does"),
-    Cause(("hang",), _count_too_high, "the count of {here} is too high: mbarrier_init at {init} gives {count}, and "
+    Cause(("hang",), _each_signals_its_own, "each CTA signals its own {here} alone, at {at}, and the copies of {who} "
+          "fill the stage in all CTAs, as the count {count} of mbarrier_init at {init} says: tcgen05.commit(barrier, "
+          "mask, cta_group) needs the mask of all of them, and mbarrier_arrive is called for the rank of each"),
+    Cause(("hang",), _arrivals_short, "an arrival is missing: at {here} there are arrivals of {who} ({at}), and "
+          "none of {others}: let every one arrive, or give mbarrier_init the number that does",
+          when=lambda found: found["some"]),
+    Cause(("hang",), _arrivals_short, "the count of {here} is too high: mbarrier_init at {init} gives {count}, and "
           "{came} come in a phase, from {who} at {at}, all of whom have arrived"),
     Cause(("hang",), _nobody_arrives, "an arrival is missing: nobody has arrived in this phase at {here}, the mbarrier "
           "of the wait of {waits}. The signal has to come from {who}: mbarrier_arrive behind the last access, or "
           "tcgen05.commit where MMAs read or write the stage. Is it there, and does it name this mbarrier?"),
     # Arrivals and phases: who comes again, who is not counted, whose stage it is.
-    Cause(("extra-arrivals", "phase-overrun", "phase-missed", "stage-in-use", "shared-race"), _not_advanced, "{who} "
+    Cause(_PHASES, _parity_stays, "{who} waits at {at} for a phase of {here} for which it has waited before, and has "
+          "gone round the ring in between: the parity changes each time that the ring begins anew (phase ^= 1)"),
+    Cause(_PHASES, _not_advanced, "{who} "
           "waits at {at} for a phase of {here} for which it has waited before, and has signalled {other} at {signal} "
           "in between: the stage, or its parity, does not advance (state.advance())"),
     Cause(("extra-arrivals",), _arrives_where_it_waits, "{who} arrives at {at} at {here}, for which it has waited "
@@ -487,14 +567,17 @@ BARRIERS: tuple[Cause, ...] = (
           "mbarrier before it announces bytes again"),
     Cause(("extra-arrivals",), _others_arrived, "{warp} arrives at {here} behind the arrivals of {who} ({at}), and "
           "mbarrier_init at {init} counts {count}: count all who arrive, or let one of them do it"),
-    Cause(("phase-overrun", "extra-arrivals"), _signals_other_stage, "stages differ: {who} has waited for {waited} at "
-          "{wait} and signals {here} at {at}: a stage is released at the empty mbarrier of the same index"),
+    Cause((*_PHASES, "tensor-race"), _released_unwaited, "stages differ: {who} has waited for {waited} at {wait} and "
+          "signals {here} at {at}, a stage for which it has not waited: the index of both has to be the same"),
     Cause(("phase-overrun", "extra-arrivals"), _completed_from_elsewhere, "{who} alone complete a phase of {here}, at "
           "{at}: the count {count} of mbarrier_init at {init} has to be the number of arrivals of all CTAs, that of "
           "{here} counted, or these arrivals name the wrong CTA"),
     Cause(("phase-overrun", "phase-missed", "phase-ambiguous"), _count_too_low, "the count of {here} is too low: "
           "mbarrier_init at {init} gives {count}, and a phase is complete before all have arrived that do at {at}: "
           "{who}"),
+    Cause(("phase-ambiguous",), _waits_too_early, "wrong parity: the first wait of {who} for {here}, at {at}, asks for "
+          "parity 1, and passes at once where it comes before the first phase is complete: a consumer's first wait has "
+          "parity 0"),
     Cause(("extra-bytes",), _copy_signals_again, "the copy at {copy} by {who} has signalled {here} twice in this "
           "phase: it names the mbarrier of another stage, or its warp has come round the ring without waiting for the "
           "stage to be free"),

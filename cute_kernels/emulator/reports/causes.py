@@ -17,6 +17,6 @@ CAUSES: tuple[Cause, ...] = (*BARRIERS, *ACCESSES)
 def cause_of(kind: str, evidence: Evidence) -> tuple[str, str]:
     """The kind of a report, and its help where a row holds, else ""."""
     for cause in CAUSES:
-        if kind in cause.kinds and (fields := cause.holds(evidence)) is not None:
-            return cause.kind or kind, cause.help.format_map(fields)
+        if kind in cause.kinds and (fields := cause.fields(evidence)) is not None:
+            return cause.kind or kind, cause.help.format_map({**evidence.common, **fields})
     return kind, ""

@@ -88,15 +88,12 @@ class _Diagnosis:
 
     def _evidence(self, waiting: tuple[Waiting, ...]) -> Evidence:
         past = Barriers(self.facts.past.barriers, self.place)
-        instructions: Sequence[Instruction] = ()
+        kernel = None
         if self.ptx and not isinstance(self.error, UnsupportedPTX):
             kernels = parse(self.ptx).kernels
-            found = kernels.get(self.kernel) or next(iter(kernels.values()), None)
-            instructions = found.instructions if found is not None else ()
-        named = tuple(arrays(self.ptx, self.kernel, self.error.launch)) if instructions else ()
-        return Evidence(
-            self.error, waiting, self.place, lambda state: past.barrier(state).title, named, instructions
-        )
+            kernel = kernels.get(self.kernel) or next(iter(kernels.values()), None)
+        named = tuple(arrays(self.ptx, self.kernel, self.error.launch)) if kernel is not None else ()
+        return Evidence(self.error, waiting, self.place, lambda state: past.barrier(state).title, named, kernel)
 
     # --- places -------------------------------------------------------------------------------------------------------
 

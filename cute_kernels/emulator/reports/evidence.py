@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.facts import BarrierState, Facts, Located, Memory, Moment, WarpName
+from cute_kernels.emulator.isa.ptx.program import Immediate, Kernel
 from cute_kernels.emulator.reports.arrays import Array
 from cute_kernels.emulator.reports.model import Place, Waiting
 from cute_kernels.emulator.reports.text import short_path
@@ -25,15 +27,22 @@ class Cause:
 
     Attributes:
         kinds: of the reports that it may be the cause of.
-        holds: fields of ``help`` where it is the cause, None where it is not.
+        holds: fields of ``help`` where it may be the cause, beside those of `Evidence.common`; None where it is not.
         help: cause and mend; "": the help of ``kind``.
         kind: that the report becomes, "" for none.
+        when: of the fields, whether it is the cause.
     """
 
     kinds: tuple[str, ...]
     holds: Callable[[Evidence], Fields | None]
     help: str
     kind: str = ""
+    when: Callable[[Fields], bool] = lambda fields: True
+
+    def fields(self, evidence: Evidence) -> Fields | None:
+        """Fields of ``help``, None where it is not the cause."""
+        found = self.holds(evidence)
+        return found if found is not None and self.when(found) else None
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Evidence:
         place: of an instruction in the program.
         title: of an mbarrier, its name or where it is.
         arrays: of shared memory, those that are known.
-        instructions: of the kernel, in the order of its text; none if that is not known.
+        kernel: None if it is not known.
     """
 
     error: EmulatorError
@@ -54,7 +63,12 @@ class Evidence:
     place: Callable[[Located], Place]
     title: Callable[[BarrierState], str]
     arrays: Sequence[Array]
-    instructions: Sequence[Located] = ()
+    kernel: Kernel | None = None
+
+    @property
+    def instructions(self) -> Sequence[Located]:
+        """Instructions of the kernel, in the order of its text."""
+        return self.kernel.instructions if self.kernel is not None else ()
 
     @property
     def facts(self) -> Facts:
@@ -65,6 +79,20 @@ class Evidence:
     def moments(self) -> tuple[Moment, ...]:
         """Operations on mbarriers, in order."""
         return self.facts.past.moments
+
+    @property
+    def common(self) -> Fields:
+        """Who is at fault and where; where the operation stands that it is in conflict with, and who issued that."""
+        other = self.facts.other
+        use = self.line(other.instructions[0]) if other is not None and other.instructions else "its use"
+        by = self.who([other.warp]) if other is not None else "nobody"
+        at = self.line(self.at_fault)
+        return {"who": self.who([self.warp]), "here": at, "at": at, "use": use, "by": by}
+
+    def about(self, spot: Spot) -> Fields:
+        """Name of an mbarrier, its count, and where it is initialised."""
+        state = self.state(spot) or self.facts.barrier
+        return {"here": self.name(spot), "count": state.expected, "init": self.line(state.init)}
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -108,6 +136,15 @@ class Evidence:
 
     def stages(self, spot: Spot) -> list[int]:
         """Offsets of the mbarriers of the same array and purpose: some arrays have full and empty ones."""
+        if spot not in self._stages:
+            self._stages[spot] = self._find_stages(spot)
+        return self._stages[spot]
+
+    @functools.cached_property
+    def _stages(self) -> dict[Spot, list[int]]:
+        return {}
+
+    def _find_stages(self, spot: Spot) -> list[int]:
         state = self.state(spot)
         key = self._purpose(state) if state is not None else ("",)
         if not key[0]:
@@ -210,6 +247,33 @@ class Evidence:
         array = next((each for each in around if each.nbytes % stages == 0), None)
         return (memory.first - array.first) * stages // array.nbytes if array is not None else None
 
+    def reached(self, instruction: Located, ends: Callable[[Located], bool] = lambda each: False) -> list[Located]:
+        """Instructions that a warp may come to from one, in the order of the text; it does not go on behind an end."""
+        if self.kernel is None:
+            return []
+        every, labels = self.kernel.instructions, self.kernel.labels
+        work = [each.index + 1 for each in every if each.line == instruction.line]
+        if instruction.parts[0] == "bra":
+            work.append(labels.get(every[work[0] - 1].operands[0].name, 0))
+        seen: set[int] = set()
+        while work:
+            index = work.pop()
+            if index in seen or index >= len(every):
+                continue
+            seen.add(index)
+            each = every[index]
+            if ends(each):
+                continue
+            if each.parts[0] == "bra":
+                work.append(labels.get(each.operands[0].name, 0))
+            if each.parts[0] not in ("bra", "ret", "exit") or each.guard is not None:
+                work.append(index + 1)
+        return [every[index] for index in sorted(seen)]
+
+    def reaches(self, first: Located, last: Located, ends: Callable[[Located], bool]) -> bool:
+        """Whether a warp may come from one instruction to another, and pass no end."""
+        return any(each.line == last.line for each in self.reached(first, ends))
+
     def behind(self, instruction: Located, wanted: Callable[[Located], bool], ends: Callable[[Located], bool]) -> list:
         """Instructions that are wanted and stand behind one in the text, up to an end."""
         found = []
@@ -220,6 +284,21 @@ class Evidence:
                 if wanted(each):
                     found.append(each)
         return found
+
+
+def named_barrier(instruction: Located | None) -> int | None:
+    """Number of the barrier of a bar or barrier instruction, -1 where a register says it; None: it is none."""
+    if instruction is None or instruction.parts[0] not in ("bar", "barrier") or instruction.parts[1:2] == ("warp",):
+        return None
+    if "cluster" in instruction.parts or not instruction.operands:
+        return None
+    return instruction.operands[0].value if isinstance(instruction.operands[0], Immediate) else -1
+
+
+def is_barrier(instruction: Located) -> bool:
+    """Whether a thread waits there for others, or arrives at a barrier."""
+    parts = instruction.parts
+    return parts[0] in ("bar", "barrier") or parts[0] == "mbarrier" and parts[1] in ("try_wait", "test_wait", "arrive")
 
 
 def passed_at_once(wait: Moment) -> bool:

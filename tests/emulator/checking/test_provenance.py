@@ -171,3 +171,48 @@ def test_an_epilogue_without_the_swizzle_is_found(tmp_path: Path) -> None:
         lines = debugger.origin("out", 2 * (136 + 1))
     assert "copies staged@0[1, 9, stage 0] of CTA 0 (swizzle 128B) to out[1, 1], with swizzle none" in lines[1]
     assert products(lines)[0] == ("a[1, 0:16]", "b[9, 0:16]")
+
+
+# --- cp.async, ldmatrix and mma.sync ----------------------------------------------------------------------------------
+
+AMPERE = Path(__file__).parents[1] / "reports" / "programs" / "gemm_sm80.py"
+# The rows of A are read by another swizzle than the one that cp.async has written them by.
+UNSWIZZLED = (
+    "read_b.get_slice(tid)\n",
+    "read_b.get_slice(tid)\n    sa = cute.make_tensor(pa, cute.make_layout((M, K, STAGES), stride=(K, 1, M * K)))\n",
+)
+
+
+@pytest.fixture(scope="module")
+def ampere() -> RecordedLaunch:
+    torch.manual_seed(0)
+    return recorded(AMPERE, arch="sm_80")[0]
+
+
+def test_the_origin_of_a_result_of_mma_sync(ampere: RecordedLaunch) -> None:
+    """Every K once, sixteen at a time, through both loads of fragments; a sum of a row has all products of its half."""
+    with Debugger(ampere) as debugger:
+        lines = debugger.origin("c", 4 * (17 * 128 + 70))
+        assert products(lines) == [(f"a[17, {k}:{k + 16}]", f"b[70, {k}:{k + 16}]") for k in range(0, 192, 16)]
+        assert "load of" in lines[2] and "tile_memory[17, 6]" in lines[2] and "differ" not in "".join(lines)
+
+
+def test_two_launches_are_compared(ampere: RecordedLaunch, tmp_path: Path) -> None:
+    """Rows of A that are read without their swizzle: chunk c of row r of 64 bytes is chunk c ^ r / 2 % 4."""
+    path = tmp_path / "program.py"
+    path.write_text(AMPERE.read_text().replace(*UNSWIZZLED))
+    torch.manual_seed(0)
+    with Debugger(recorded(path, arch="sm_80")[0]) as debugger:
+        head, *lines = debugger.origin("c", ampere)
+    assert head.endswith(" bytes of c differ; here -, there +")
+    row = int(re.search(r"D\[.*?\+= a\[(\d+), ", "".join(line for line in lines if line[0] == "+"))[1])
+    chunk = [8 * (c ^ row // 2 % 4) for c in range(4)]
+    here = "".join(line for line in lines if line[0] == "-")
+    assert row and f"+= a[{row}, {chunk[0]}:{chunk[0] + 8}] a[{row}, {chunk[1]}:{chunk[1] + 8}] * b[0, 0:16]" in here
+    assert "differ in their coordinate along K" in here
+
+
+def test_launches_that_cannot_be_compared(tmp_path: Path) -> None:
+    one = recorded(*write(tmp_path, COUNT, 1, 32))[0]
+    with Debugger(one) as debugger, pytest.raises(ValueError, match="must be in both launches, .* no and no bytes"):
+        debugger.origin("d", one)

@@ -31,6 +31,7 @@ EXAMPLE = HERE.parents[2] / "docs" / "examples" / "bias_add.py"
 ARCHITECTURES = {
     "gemm_sm90": "sm_90a", "gemm_sm100": "sm_100a", "pipeline": "sm_90a", "bias_add": "sm_90a",
     "pipelines_sm90": "sm_90a", "one_array_sm100": "sm_100a", "named_barriers": "sm_90a",
+    "linear_sm90": "sm_90a", "gemm_sm80": "sm_80", "multicast_sm100": "sm_100a",
 }  # fmt: skip
 
 
