@@ -41,8 +41,11 @@ static int32_t refused(const NamedBarriers *all, int64_t number, int64_t threads
 
 // A warp is about to arrive: 0, if that may be counted in the phase before.
 static int in_time(Tables *t, const Agent *agent, Point *point, int64_t number) {
-  agent_order(agent, (uint32_t)agent->live);
-  int64_t column = point_lacks(point, agent->scratch, agent->width);
+  int64_t column = -1, own = point->column;
+  if (point->completed && (own < 0 || agent_row(agent, ROW_ORDER)[own] < point->completed)) {
+    agent_order(agent, (uint32_t)agent->live);
+    column = point_lacks(point, agent->scratch, agent->width);
+  }
   const BarrierFault early = {.address = -1 - number, .phase = point->completed, .column = column, .warp = agent->number,
                               .place = t->place};
   if (column >= 0 && stops(t, ARRIVAL_EARLY, .barrier = early)) return 0;

@@ -79,12 +79,12 @@ int64_t point_lacks(const Point *point, const int32_t *order, int64_t width) {
   if (!point->completed) return -1;
   if (point->column >= 0 && point->column < width && order[point->column] >= point->completed) return -1;
   if (point->column >= 0 && point->copied & 1) return point->column;
-  int64_t warp = 0;
-  for (int64_t i = 0; i < point->width; i++) {
-    // What the lanes of a warp do by one instruction they do together: of its columns one says how far it has come.
-    while (warp < point->warps && i >= point->bases[warp] + WARP_COLUMNS) warp++;
-    if (warp < point->warps && i >= point->bases[warp] && i != point->bases[warp] + COLUMN_READ) continue;
+  // What the lanes of a warp do by one instruction they do together: of its columns one says how far it has come.
+  for (int64_t warp = 0, i = 0; i < point->width; i++) {
+    if (warp < point->warps && i == point->bases[warp]) i = point->bases[warp++] + COLUMN_READ;
+    if (i >= point->width) break;
     if (i != point->column && point->available[i] > (i < width ? order[i] : 0)) return i;
+    if (warp && i == point->bases[warp - 1] + COLUMN_READ) i = point->bases[warp - 1] + WARP_COLUMNS - 1;
   }
   return -1;
 }
