@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, dsl
-from cute_kernels.commands import bench, compare, doctor, explore, profile, same, sass, sweep, tables
+from cute_kernels.commands import bench, compare, doctor, profile, same, sass, sweep, tables
 from cute_kernels.commands.kernel_options import (
     OPERATIONS,
     add_kernel,
@@ -114,7 +114,6 @@ def _parser(names: Sequence[str] = tuple(OPERATIONS)) -> argparse.ArgumentParser
     compare.add_parser(commands, names)
     same.add_parser(commands, names)
     sweep.add_parser(commands, names)
-    explore.add_parser(commands, names)
     profile.add_parser(commands, names)
     sass.add_parser(commands, names)
     _add_ptx(commands, names)

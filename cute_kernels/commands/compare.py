@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cute_kernels.commands import tables
-from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, plan_of, tiles_of
+from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, plan_of
 from cute_kernels.common import extras
 from cute_kernels.explore import plan_facts, profiles
 from cute_kernels.plan import Plan, predict
@@ -99,7 +99,7 @@ def compare_plans(options: argparse.Namespace) -> tuple[Sections, Notes]:
     if _counts(options, first, second):
         compared.append(("emulator, whole launch", plan_facts.counted))
     else:
-        tiles = max(tiles_of(plan) for plan in (first, second))
+        tiles = max(plan_facts.tiles_of(plan) for plan in (first, second))
         left_out = f"counters are left out: {tiles:,} tiles; a smaller problem, or --counters, has them"
         notes.setdefault("", []).append(left_out)
     if first.runs != second.runs:
@@ -128,7 +128,7 @@ def planned(options: argparse.Namespace, side: str) -> Plan:
 
 
 def _counts(options: argparse.Namespace, *plans: Plan) -> bool:
-    few = all(tiles_of(plan) <= MOST_EMULATED for plan in plans)
+    few = all(plan_facts.tiles_of(plan) <= MOST_EMULATED for plan in plans)
     if options.counters or (options.counters is None and few):
         extras.require("emulator", "the command compare, which counts in the emulator,")
         return True

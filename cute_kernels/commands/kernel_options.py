@@ -25,11 +25,6 @@ MOST_EMULATED = 64
 """Tiles of a problem that a command executes in the emulator without being asked to."""
 
 
-def tiles_of(plan: Plan) -> int:
-    """Tiles of the kernel of a plan that has the most."""
-    return max(getattr(part, "tiles", 1) for part in plan.launches)
-
-
 def count(text: str) -> int:
     """A positive integer, as argparse's ``type``."""
     if not text.isdecimal() or int(text) < 1:
@@ -108,28 +103,34 @@ def arch_of(options: argparse.Namespace, name: str) -> str:
 def config_of(options: argparse.Namespace, name: str, problem: Any) -> Any:
     """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
 
-    It is one of the kernel that the problem gets, if that has all settings, or of the first kernel that has.
-
     Args:
         options: with `add_kernel`.
         name: of the operation.
         problem: what it is to compute.
 
     Raises:
-        ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice;
-            a problem that no kernel takes.
+        ValueError: as `kernel_of`; a setting that is no FIELD=VALUE, a value of another type, or a field set twice.
     """
     if not options.settings:
         return None
+    kind = kernel_of(options, name, problem, options.settings).config
+    return parse_settings(kind, options.settings, f"{arch_of(options, name)}, {kind.__name__}")
+
+
+def kernel_of(options: argparse.Namespace, name: str, problem: Any, settings: Sequence[str]) -> Kernel:
+    """The kernel that the problem gets, if that has all settings, or the first one that has.
+
+    Raises:
+        ValueError: an unknown field, or a problem that no kernel takes.
+    """
     planner, arch = OPERATIONS[name], ARCHS[arch_of(options, name)]
     planner.check(problem)
     usual = planner.kernel(problem, arch)
     others = (kernel for kernel in planner.of(arch.name) if kernel is not usual)
-    _check_fields(arch.name, (usual, *others), options.settings)
-    named = [kernel for kernel in planner.of(arch.name) if _has_all(kernel, options.settings)]
+    _check_fields(arch.name, (usual, *others), settings)
+    named = [kernel for kernel in planner.of(arch.name) if _has_all(kernel, settings)]
     taking = [kernel for kernel in named if not kernel.takes(problem, arch)]
-    kernel = usual if usual in named else next(iter((*taking, *named)), usual)
-    return parse_settings(kernel.config, options.settings, f"{arch.name}, {kernel.config.__name__}")
+    return usual if usual in named else next(iter((*taking, *named)), usual)
 
 
 def _check_fields(arch: str, kernels: Sequence[Kernel], settings: Sequence[str]) -> None:

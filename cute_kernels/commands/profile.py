@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, count, plan_of, tiles_of
+from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, count, plan_of
 from cute_kernels.common import extras, files
+from cute_kernels.explore import plan_facts
 from cute_kernels.plan import Plan
 from cute_kernels.plan import base as layout
 
@@ -108,7 +109,7 @@ def _plan_and_device(options: argparse.Namespace) -> tuple[Plan, str]:
     if options.device == "gpu":
         raise ValueError(f"--device gpu: there is no GPU for {plan.arch.name} here")
     extras.require("emulator", "the command profile, without a GPU for the kernel,")
-    tiles = tiles_of(plan)
+    tiles = plan_facts.tiles_of(plan)
     if options.device == "auto" and tiles > MOST_EMULATED:
         raise ValueError(
             f"there is no GPU for {plan.arch.name} here, and {tiles:,} tiles take long in the emulator: must be at "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from typing import TextIO
+from collections.abc import Callable
+from typing import Any, TextIO
 
 _EVERY = 0.1  # seconds
 
@@ -45,6 +47,17 @@ class ProgressLine:
         """A line that stays, above the one that changes; silent where the stream is no terminal."""
         if self._shown:
             self.print(text)
+
+    def following(self, count: int, text: Callable[[Any], str]) -> Callable[[Any], None]:
+        """A function that shows each of ``count`` results, ``text`` of it, and how many are known."""
+        done = itertools.count(1)
+
+        def seen(result: Any) -> None:
+            number = next(done)
+            self.row(text(result))
+            self.show(f"{number}/{count}", number / count)
+
+        return seen
 
     def __enter__(self) -> ProgressLine:
         return self

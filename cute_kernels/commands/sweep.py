@@ -1,26 +1,25 @@
-"""``cute-kernels sweep``: configurations of a kernel, or of a program with kernels of its own, side by side."""
+"""``cute-kernels sweep`` and ``explore``: configurations of a kernel, or of a program with kernels of its own."""
 
 from __future__ import annotations
 
 import argparse
-import copy
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cute_kernels.commands import tables, workers
-from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, config_of, count, problem_of
+from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, arch_of, count, kernel_of, problem_of
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
-from cute_kernels.explore import plan_facts, sweep_outcomes
-from cute_kernels.explore.sweep_program import sweep_program
-from cute_kernels.explore.sweep_table import Row, check_measurable, grid, sweep
-from cute_kernels.plan.config_codec import parse_settings, spell
+from cute_kernels.explore import subjects, sweep_outcomes, sweep_table, sweep_text
+
+_VARIED = ("tile_n=128,256", "stages=2,3,4,6")
+"""Values that ``explore`` tries of patch-embed on SM100 without ``--vary``."""
 
 
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
+    """Adds both subcommands."""
     parser = commands.add_parser(
         "sweep",
         help="configurations of a kernel side by side: legal or why not, memory, registers, modelled time",
@@ -32,15 +31,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         "used; of a program, 3: a kernel is at fault with some configuration, 4: it needs what the emulator does not "
         "implement.",
     )
-    add_subject(parser)
-    parser.add_argument(
-        "--vary",
-        action="append",
-        required=True,
-        metavar="FIELD=VALUE,..",
-        help="values of a tunable, any number of times, 3-6 for 3,4,5,6; --set fixes others. A program gets "
-        "--FIELD=VALUE; where its values have commas, semicolons separate them: 'shape=64,64;128,128'",
-    )  # fmt: skip
+    _add_varied(parser, "", required=True)
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True,
         help="of a kernel, registers and stack, for which every legal configuration is compiled (default: yes)",
@@ -52,13 +43,35 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     tables.add_formats(parser)
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
-    parser.add_argument("--best", type=count, default=3, metavar="N", help="least times to name (default: %(default)s)")
+    parser.add_argument(
+        "--best", type=count, default=3, metavar="N", help="levels of time to name (default: %(default)s)"
+    )
     add_plan(parser, names)
     parser.set_defaults(run=run)
 
+    parser = commands.add_parser(
+        "explore",
+        help="a page of configurations: legality, memory maps, counts, modelled and measured time, a timeline",
+        description="Writes a notebook about configurations of a kernel and opens it in JupyterLab (extra explore), or "
+        "writes its page as HTML. Needs no GPU; where there is one, configurations are timed.",
+        epilog="Exit status: JupyterLab's; with an .html 0, also where configurations are not legal; 2: arguments that "
+        "cannot be used.",
+    )
+    _add_varied(parser, f"; without any, for patch-embed on SM100: {' '.join(_VARIED)}", required=False)
+    workers.add_jobs(parser)
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE",
+        help="an .ipynb is written and opened, an .html is made now (default: explore.ipynb; if that exists, "
+        "explore-2.ipynb, ..)",
+    )  # fmt: skip
+    parser.add_argument("--no-browser", action="store_true", help="JupyterLab prints its address and opens no browser")
+    parser.add_argument("--allow-root", action="store_true", help="JupyterLab runs as root, as in a container")
+    add_plan(parser, names)
+    parser.set_defaults(run=run_explore)
+
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
-    """Adds what configurations are of: a kernel, or a program and its arguments."""
+    """Adds what a command is about: a kernel, or a program and its arguments."""
     parser.add_argument(
         "kernel",
         nargs="?",
@@ -70,38 +83,18 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Prints the table; raises ValueError for tunables that the kernel does not have."""
-    if options.output is not None:
-        extras.require("demo", "--output", ("matplotlib",))
-        files.check_output(options.output, ".png")
-    workers.check_workers(options)
-    tables.check(options)
-    axes = axes_of(options.pareto)
-    with workers.workers_of(options) as where, ProgressLine() as line:
-        rows = (_rows_of_program if options.kernel.endswith(".py") else _rows_of_kernel)(options, line, where)
-    lines = text_of(rows, options.best, options.settings, options.sort, axes)
-    tables.show(options, sweep_outcomes.records(sweep_outcomes.by(rows, options.sort)), lines)
-    if options.output is not None and any(row.smem for row in rows):
-        import cute_kernels.explore.sweep_figure as sweep_figure
-
-        with files.writing(options.output):
-            sweep_figure.draw(rows, *axes).savefig(options.output)
-    tried = [row for row in rows if row.settings]
-    status = min((row.status for row in rows if row.status), default=0)  # a fault before a refusal
-    return status or int(all(row.reason is not None for row in tried))
-
-
-def axes_of(text: str | None) -> tuple[str, str]:
-    """Columns of a front, from X,Y.
-
-    Raises:
-        ValueError: other than two.
-    """
-    names = tuple((text or "shared,modelled").split(","))
-    if len(names) != 2:
-        raise ValueError(f"--pareto {text}: expected two columns, X,Y")
-    return names
+def _add_varied(parser: argparse.ArgumentParser, more: str, *, required: bool) -> None:
+    add_subject(parser)
+    parser.add_argument(
+        "--vary", action="append", required=required, default=None if required else [], metavar="FIELD=VALUE,..",
+        help="values of a tunable, any number of times, 3-6 for 3,4,5,6; --set fixes others. A program gets "
+        f"--FIELD=VALUE; where its values have commas, semicolons separate them: 'shape=64,64;128,128'{more}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--around", choices=("default", "class"), default="default",
+        help="other tunables: as the problem gets them, and chosen anew where the values need it; or as the class of "
+        "the configuration has them, like plan --set (default: %(default)s)",
+    )  # fmt: skip
 
 
 def kernel_name(text: str) -> str:
@@ -112,183 +105,81 @@ def kernel_name(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{text!r}: must be {allowed}")
 
 
-def _rows_of_program(options: argparse.Namespace, line: ProgressLine, where: Mapping[str, Any]) -> list[Row]:
-    if options.settings or options.measure or not options.compile:
-        raise ValueError("--set, --measure and --no-compile are for this package's kernels; a program gets --arguments")
-    values = {name: list(texts) for name, texts in texts_of(options.vary, program=True).items()}
-    settings, arguments = grid(**values), shlex.split(options.arguments)
-    seen = _follow(line, len(settings))
-    arch = options.arch or DEFAULT_ARCH
-    return sweep_program(options.kernel, settings, arch=arch, arguments=arguments, seen=seen, **where)
-
-
-def _rows_of_kernel(options: argparse.Namespace, line: ProgressLine, where: Mapping[str, Any]) -> list[Row]:
-    if options.arguments:
-        raise ValueError("--arguments are for a program, SCRIPT.py")
-    problem, base, values = chosen(options)
-    if options.measure:
-        check_measurable(problem)
-    settings = [None, *grid(**values)]
-    seen = _follow(line, len(settings))
-    if not options.compile:
-        where = {}  # milliseconds: not worth a process
-    return sweep(problem, base, settings, compiled=options.compile, measured=options.measure, seen=seen, **where)
-
-
-def _follow(line: ProgressLine, count: int) -> Callable[[Row], None]:
-    """Shows each row on a terminal as it is known."""
-    done = 0
-
-    def seen(row: Row) -> None:
-        nonlocal done
-        done += 1
-        outcome = row.reason or ", ".join(
-            f"{value:,.0f} {sweep_outcomes.UNITS[name]}"
-            for name in ("registers", "shared") if (value := sweep_outcomes.value(row, name)) is not None
-        )  # fmt: skip
-        line.row(f"{sweep_outcomes.settings_text([row])}: {outcome}")
-        line.show(f"{done}/{count}", done / count)
-
-    return seen
-
-
-def chosen(options: argparse.Namespace) -> tuple[Any, Any, dict[str, list[Any]]]:
-    """Problem, configuration and values by field, of ``--vary`` and the options of a kernel and its problem.
+def subject_of(options: argparse.Namespace) -> subjects.Kernel | subjects.Program:
+    """The kernel or the program that the options name.
 
     Raises:
-        ValueError: tunables that the kernel does not have, values that are none of theirs, or a field varied twice.
+        ValueError: options of the other kind of subject, tunables that the kernel does not have, values that are none
+            of theirs, a field varied twice; OSError: no such program.
     """
-    varied = texts_of(options.vary)
-    problem = problem_of(options)
-    named = copy.copy(options)  # of several kernels for the problem, the one that has all these tunables
-    named.settings = [*options.settings, *(f"{name}={texts[0]}" for name, texts in varied.items())]
-    base = config_of(named, options.kernel, problem)
-    return problem, base, {name: [_value(type(base), name, text) for text in texts] for name, texts in varied.items()}
+    if options.kernel.endswith(".py"):
+        if options.settings or not options.vary:
+            raise ValueError("a program takes --vary FIELD=VALUE,.. and --arguments, and no --set")
+        files.check_program(options.kernel)
+        values = subjects.values_of(options.vary, program=True)
+        script = str(Path(options.kernel).resolve())
+        return subjects.Program(script, shlex.split(options.arguments), options.arch or DEFAULT_ARCH, values)
+    if options.arguments:
+        raise ValueError("--arguments are for a program, SCRIPT.py")
+    if not options.vary and (options.kernel != "patch-embed" or options.arch not in (None, DEFAULT_ARCH)):
+        raise ValueError(f"--vary is missing: name the tunables of {options.kernel} to vary, as FIELD=VALUE,..")
+    varied, problem = subjects.values_of(options.vary or _VARIED, program=False), problem_of(options)
+    # Of several kernels for the problem, the one that has all these tunables.
+    named = [*options.settings, *(f"{name}={texts[0]}" for name, texts in varied.items())]
+    kind, arch = kernel_of(options, options.kernel, problem, named).config, arch_of(options, options.kernel)
+    usual = options.around == "default"
+    return subjects.kernel(problem, kind, arch, varied=varied, fixed=options.settings, usual=usual)
 
 
-def text_of(
-    rows: Sequence[Row],
-    best: int = 3,
-    fixed: Sequence[str] = (),
-    sort: str | None = None,
-    axes: tuple[str, str] = ("shared", "modelled"),
-) -> list[str]:
-    """The whole answer: table, least times, front, effects of the fields, what is known of the model's errors.
+def run(options: argparse.Namespace) -> int:
+    """Prints the table; raises ValueError for tunables that the kernel does not have."""
+    if options.output is not None:
+        extras.require("demo", "--output", ("matplotlib",))
+        files.check_output(options.output, ".png")
+    workers.check_workers(options)
+    tables.check(options)
+    axes = sweep_text.axes_of(options.pareto)
+    how = {"compiled": options.compile, "measured": options.measure}
+    if options.kernel.endswith(".py"):
+        if options.measure or not options.compile:
+            raise ValueError("--measure and --no-compile are for this package's kernels")
+        how = {}
+    subject = subject_of(options)
+    if options.measure:
+        sweep_table.check_measurable(subject.problem)
+    with workers.workers_of(options) as where, ProgressLine() as line:
+        rows = subject.rows(seen=line.following(subject.count, sweep_text.outcome), **how, **where)
+    lines = sweep_text.text_of(rows, options.best, options.sort, axes)
+    tables.show(options, sweep_outcomes.records(sweep_outcomes.by(rows, options.sort)), lines)
+    if options.output is not None and any(row.smem for row in rows):
+        import cute_kernels.explore.sweep_figure as sweep_figure
 
-    Args:
-        best: least times to name.
-        fixed: settings that all rows have, as FIELD=VALUE.
-        sort: column of the order.
-        axes: columns of the front, which is left out where no row has them.
+        with files.writing(options.output):
+            sweep_figure.draw(rows, *axes).savefig(options.output)
+    return sweep_outcomes.exit_status(rows)
+
+
+def run_explore(options: argparse.Namespace) -> int:
+    """Writes the page, or writes the notebook and opens it.
+
+    Raises:
+        MissingExtra: JupyterLab, or what the page needs, is not installed.
+        ValueError: tunables that the kernel does not have, or none to vary; another suffix than .ipynb and .html.
+        FileExistsError: the notebook is there already.
     """
-    lines = [*lines_of(sweep_outcomes.by(rows, sort)), *ranking(rows, best, fixed)]
-    if all(axis in sweep_outcomes.columns_of(rows) for axis in axes):
-        numbered = sweep_outcomes.numbers(rows)
-        front = sweep_outcomes.spans(numbered[id(row)] for row in sweep_outcomes.pareto(rows, *axes))
-        none = "none: those of least time tie" if "modelled" in axes else "none"
-        lines.append(f"Pareto front of {' and '.join(axes)}: {front or none}")
-    elif axes != ("shared", "modelled"):
-        for axis in axes:
-            sweep_outcomes.check_column(rows, axis, "--pareto")
-    lines += [f"varying {effect}" for effect in sweep_outcomes.effects(rows)]
-    return lines + caveats(rows)
+    extras.require("demo", "the command explore")
+    import cute_kernels.explore.notebook as notebook  # torch and the emulator
 
-
-def caveats(rows: Iterable[Row]) -> list[str]:
-    """Known errors of the modelled times of rows that were not measured."""
-    return plan_facts.caveats(row.prediction for row in rows if row.measured is None)
-
-
-def _time(row: Row) -> str:
-    return row.prediction.time if row.measured is None else f"{row.measured:,.1f} us (measured)"
-
-
-_SHOWN = {  # of what a program's launches do
-    "warp instructions": "warp instructions", "MMA instructions": "MMAs", "shared: bank conflicts": "bank conflicts",
-    "L2 bytes read": "B read", "L2 bytes written": "B written",
-}  # fmt: skip
-
-
-def lines_of(rows: Sequence[Row]) -> list[str]:
-    """The table for people: rows with one outcome together, and those with one refusal behind all others."""
-    shown = [name for name in sweep_outcomes.COLUMNS if name != "measured" or any(row.measured for row in rows)]
-    titles = [sweep_outcomes.UNITS[name] for name in shown]
-    lines = ["    " + "  ".join(titles) + "  largest part of the sum; design"]
-    numbered = sweep_outcomes.numbers(rows)
-    for group in sorted(sweep_outcomes.alike(rows), key=lambda group: group[0].reason is not None):
-        row, which = group[0], sweep_outcomes.spans(numbered[id(each)] for each in group)
-        name = f"{which}  {sweep_outcomes.settings_text(group)}"
-        if row.reason is not None:
-            lines.append(f"{name}: {row.reason}")
-            continue
-        lines.append(name)
-        cells = []
-        for column, title in zip(shown, titles, strict=True):
-            found = sweep_outcomes.value(row, column)
-            cells.append(("-" if found is None else f"{found:,.{int(column in _TIMES)}f}").rjust(len(title)))
-        largest = "-"
-        if row.prediction is not None:
-            largest = f"{row.prediction.largest_part} ({row.prediction.least:,.0f} to {row.prediction.most:,.0f} us)"
-        lines.append(f"    {'  '.join(cells)}  {largest}" + (f"; {row.design}" if row.design else ""))
-        if row.config is None and row.counts:
-            lines.append(
-                "    "
-                + ", ".join(f"{row.counts[what]:,.0f} {unit}" for what, unit in _SHOWN.items() if what in row.counts)
-            )
-    return lines
-
-
-_TIMES = ("modelled", "measured")
-
-
-def ranking(rows: Sequence[Row], count: int, fixed: Sequence[str] = ()) -> list[str]:
-    """The ``count`` least times and what has them; ``fixed`` as of `text_of`."""
-    numbered = sweep_outcomes.numbers(rows)
-    lines = []
-    for group in sweep_outcomes.ranked(rows)[:count]:
-        alike = [row for row in group if row.settings]
-        if len(alike) < len(group):
-            lines.append(f"{_time(group[0])}: without any --set")
-        if not alike:
-            continue
-        names = sweep_outcomes.differing(alike)
-        common = [f"{name}={spell(value)}" for name, value in sweep_outcomes.common(alike).items()]
-        settings = " ".join(f"--set {setting}" for setting in (*fixed, *common))
-        line = f"{_time(alike[0])}: {settings or 'any of these'}"
-        if names:
-            which = sweep_outcomes.spans(numbered[id(row)] for row in alike)
-            line += f" ({len(alike)} tie, {which}: the model does not see {', '.join(names)} here)"
-        lines.append(line)
-        if alike[0].measured is None:
-            parts = sorted(alike[0].prediction.parts.items(), key=lambda part: -part[1])
-            lines.append("    " + ", ".join(f"{name} {time:,.1f}" for name, time in parts if time))
-    return lines
-
-
-def texts_of(options: Iterable[str], program: bool = False) -> dict[str, list[str]]:
-    """Values by field, from FIELD=VALUE,.. of a command line, as they are spelled; of ``3-6`` each number.
-
-    The names of a program's options are, too; those of tunables may have hyphens for underscores.
-    Where a semicolon stands, it separates values, which may have commas then: ``shape=64,64;128,128``.
-    """
-    values: dict[str, list[str]] = {}
-    for option in options:
-        name, _, texts = option.partition("=")
-        name = name.strip() if program else name.strip().replace("-", "_")
-        if name in values:
-            raise ValueError(f"--vary {option}: {name} is varied twice")
-        values[name] = texts.removesuffix(";").split(";") if ";" in texts else texts.split(",")
-        values[name] = [each for text in values[name] for each in _range(text)]
-    return values
-
-
-def _range(text: str) -> list[str]:
-    """``3-6`` as the integers from 3 to 6; anything else as it is."""
-    first, _, last = text.strip().partition("-")
-    if not (first.isdecimal() and last.isdecimal()):
-        return [text]
-    return [str(number) for number in range(int(first), int(last) + 1)] or [text]
-
-
-def _value(kind: type, name: str, text: str) -> Any:
-    return getattr(parse_settings(kind, [f"{name}={text}"], kind.__name__), name)
+    output = options.output or notebook.unused(Path("explore.ipynb"))
+    files.check_output(output, ".ipynb", ".html")
+    jobs = options.jobs or workers.JOBS
+    if output.suffix.lower() == ".html":
+        subject = subject_of(options)
+        with ProgressLine() as line:
+            text = notebook.page(subject, jobs, line.following(subject.count, sweep_text.outcome))
+        files.write_text(output, text)
+        files.show(str(output))
+        return 0
+    extras.require("explore", "the command explore without --output FILE.html", ("jupyterlab",))
+    words = ["--no-browser"] * options.no_browser + ["--allow-root"] * options.allow_root
+    return notebook.open_lab(subject_of(options).cells(jobs), output, words)

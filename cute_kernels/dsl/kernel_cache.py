@@ -52,8 +52,9 @@ _ABANDONED_SECONDS = 86_400.0
 """After which a temporary file is nobody's."""
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{40}\.kernel")
-_HELPER_NAME = re.compile(r"[0-9a-f]{40}(\.lock|[0-9a-z_]{8}\.tmp)")
-"""Locks, and entries that were never finished: what `load_or_build` and `tempfile` make of an entry's name."""
+_HELPER_NAME = re.compile(r"[0-9a-f]{40}(\.lock|\.run|[0-9a-z_]{8}\.tmp)")
+"""Locks, runs of programs (`cute_kernels.explore`), and entries that were never finished: what `load_or_build` and
+`tempfile` make of an entry's name."""
 
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = hashlib.sha256().digest_size

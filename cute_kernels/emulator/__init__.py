@@ -30,23 +30,7 @@ from cute_kernels.emulator.machine.units.copies.tensor_map import Im2colMap, Ten
 from cute_kernels.emulator.options import Options, current_options, default_options
 
 __all__ = [
-    "DYNAMIC_SHARED_BASE",
-    "BarrierMisuse",
-    "EmulatorError",
-    "GlobalMemory",
-    "GlobalMemoryRace",
-    "Hang",
-    "IllegalAccess",
-    "Im2colMap",
-    "Options",
-    "ProxyFenceMissing",
-    "Race",
-    "Report",
-    "SharedMemoryRace",
-    "TensorMap",
-    "TensorMemoryRace",
-    "UnsupportedPTX",
-    "current_options",
-    "default_options",
-    "run",
+    "DYNAMIC_SHARED_BASE", "BarrierMisuse", "EmulatorError", "GlobalMemory", "GlobalMemoryRace", "Hang",
+    "IllegalAccess", "Im2colMap", "Options", "ProxyFenceMissing", "Race", "Report", "SharedMemoryRace", "TensorMap",
+    "TensorMemoryRace", "UnsupportedPTX", "current_options", "default_options", "run",
 ]

@@ -46,9 +46,7 @@ class EmulatorError(RuntimeError):
 
     def __init__(self, message: str = "", *, ptx_line: int | None = None, instruction: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.ptx_line = ptx_line
-        self.instruction = instruction
+        self.message, self.ptx_line, self.instruction = message, ptx_line, instruction
         self.facts = Facts()
 
     def know(self: _Error, kind: str = "", *notes: str, **facts: object) -> _Error:
@@ -77,10 +75,7 @@ class EmulatorError(RuntimeError):
         return self
 
     def attach(
-        self,
-        ptx: str | None,
-        launch: CapturedLaunch | None = None,
-        number: int | None = None,
+        self, ptx: str | None, launch: CapturedLaunch | None = None, number: int | None = None,
         kernel: str | None = None,
     ) -> None:
         """Fills in whatever is not known yet of the kernel's text, name and launch."""

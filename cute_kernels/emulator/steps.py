@@ -37,11 +37,7 @@ class Step:
 
     @staticmethod
     def of(text: str) -> Step:
-        """The step that a text is.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """The step that a text is. Raises ValueError: it is none."""
         found = _TEXT.fullmatch(text)
         if found is None or (found[4] is None) != (found[2] in "ac" or (found[2] == "w" and ":" not in text)):
             forms = "CLUSTERwWARP[:BLOCKS], CLUSTERaQUEUE, CLUSTERtWARP:NUMBER or CLUSTERcNUMBER"

@@ -1,106 +1,58 @@
-"""Notebooks kept as Python with ``# %%`` cells: written as .ipynb, or executed and written as HTML without Jupyter."""
+"""The page of a sweep as a file, and as a notebook that JupyterLab opens."""
 
 from __future__ import annotations
 
-import base64
-import code
-import contextlib
-import html
-import io
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from cute_kernels.common import files
 from cute_kernels.explore import explorer
+from cute_kernels.explore.subjects import Kernel, Program
+from cute_kernels.explore.sweep_table import Row
 
-_HEAD = (
-    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>cute-kernels explore</title>'
-    "<style>body{font-family:sans-serif;max-width:70em;margin:2em auto}"
-    "pre{overflow-x:auto;background:#f5f5f5;padding:.6em}</style>"
-)
+_TITLE = """# Configurations of a kernel, side by side
 
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell: Markdown or Python, without its marker."""
-
-    source: str
-    markdown: bool = False
+Edit the next cell and run all. Row 0 is what the problem gets without a configuration; times are modelled unless they
+are called measured. docs/explore.md"""
 
 
-def cells_of(text: str) -> list[Cell]:
-    """Cells of a Python file in which ``# %%`` begins code and ``# %% [markdown]`` text in comments."""
-    cells = []
-    for part in re.split(r"^# %%", text, flags=re.MULTILINE)[1:]:
-        kind, _, body = part.partition("\n")
-        if "[markdown]" in kind:
-            lines = [line.removeprefix("#").removeprefix(" ") for line in body.strip().splitlines()]
-            cells.append(Cell("\n".join(lines), markdown=True))
-        else:
-            cells.append(Cell(body.strip()))
-    return cells
+def page(subject: Kernel | Program, jobs: int, seen: Callable[[Row], None]) -> str:
+    """HTML of all rows of a subject, evaluated in ``jobs`` processes; ``seen`` as of `sweep_table.sweep`."""
+    if isinstance(subject, Kernel):
+        rows = explorer.measured(subject.problem, subject.rows(counted=True, jobs=jobs, seen=seen))
+    else:
+        rows = subject.rows(jobs=jobs, seen=seen)
+    return explorer.page(rows, subject.cells(jobs)[0], subject.timeline)
 
 
-def with_choice(cells: Sequence[Cell], choice: str) -> list[Cell]:
-    """The notebook with another first cell of code."""
-    first = next(index for index, cell in enumerate(cells) if not cell.markdown)
-    return [*cells[:first], Cell(choice), *cells[first + 1 :]]
+def unused(path: Path) -> Path:
+    """The path, or one with a number, whichever is the first that no file has."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], others) if not each.exists())
 
 
-def ipynb(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The document of version 4.5 of Jupyter's format, without outputs."""
-    made: list[dict[str, Any]] = []
-    for number, cell in enumerate(cells):
-        common = {"id": f"cell-{number}", "metadata": {}, "source": cell.source.splitlines(keepends=True)}
-        executed = {"cell_type": "code", "execution_count": None, "outputs": []}
-        made.append({"cell_type": "markdown", **common} if cell.markdown else {**executed, **common})
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-
-
-class _Interpreter(code.InteractiveInterpreter):
-    """Runs cells in one namespace; what a cell raises is raised instead of printed."""
-
-    def showtraceback(self) -> None:
-        """Called while the exception is handled."""
-        raise
-
-
-def execute(cells: Sequence[Cell]) -> tuple[str, Mapping[str, Any]]:
-    """Runs all cells in one namespace.
-
-    Returns:
-        HTML with code, what it printed and its pictures inside; and the names that the cells left.
+def open_lab(cells: Sequence[str], path: Path, words: Sequence[str]) -> int:
+    """Writes a notebook, and becomes JupyterLab, which shows it: a child would go on where a signal ends this process.
 
     Raises:
-        Exception: whatever a cell raises.
+        FileExistsError: the file is there already.
     """
-    names: dict[str, Any] = {"__name__": "notebook"}
-    run, parts = _Interpreter(names), []
-    for number, cell in enumerate(cells):
-        if cell.markdown:
-            parts.append(_markdown(cell.source))
-            continue
-        printed = io.StringIO()
-        pictures: list[tuple[bytes, str]] = []
-        with contextlib.redirect_stdout(printed), explorer.showing_to(pictures.append):
-            run.runcode(compile(cell.source, f"<cell {number}>", "exec"))
-        parts.append(f"<details><summary>code</summary><pre>{html.escape(cell.source)}</pre></details>")
-        if printed.getvalue():
-            parts.append(f"<pre>{html.escape(printed.getvalue())}</pre>")
-        parts += [
-            f'<p><img alt="{html.escape(words)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></p>'
-            for png, words in pictures
-        ]
-    return _HEAD + "\n" + "\n".join(parts) + "</html>\n", names
+    if path.exists():
+        raise FileExistsError(f"--output {path} exists; open it with jupyter lab, or name another")
+    files.write_text(path, json.dumps(ipynb(cells), indent=1) + "\n")
+    sys.stdout.flush()
+    return os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *words, str(path.absolute())])
 
 
-def _markdown(text: str) -> str:
-    """Headings and paragraphs, which is all that the notebook has."""
-    made = []
-    for block in re.split(r"\n\s*\n", text):
-        marks = re.match(r"(#+) ", block)
-        tag = f"h{len(marks[1])}" if marks else "p"
-        made.append(f"<{tag}>{html.escape(block[marks.end() if marks else 0 :])}</{tag}>")
-    return "\n".join(made)
+def ipynb(cells: Sequence[str]) -> dict[str, object]:
+    """The document of version 4.5 of Jupyter's format, a title and cells of code, without outputs."""
+    made = [{"cell_type": "markdown", "id": "title", "metadata": {}, "source": _TITLE.splitlines(keepends=True)}]
+    for number, code in enumerate(cells):
+        executed = {"cell_type": "code", "execution_count": None, "outputs": [], "metadata": {}}
+        made.append({**executed, "id": f"cell-{number}", "source": code.splitlines(keepends=True)})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}

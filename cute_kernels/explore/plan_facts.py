@@ -23,6 +23,11 @@ def planned(plan: Plan) -> Facts:
     return {**dict(plan.describe()), "CTAs": math.prod(plan.grid), "cluster": str(plan.cluster)}
 
 
+def tiles_of(plan: Plan) -> int:
+    """Tiles of the kernel of a plan that has the most."""
+    return max(getattr(part, "tiles", 1) for part in plan.launches)
+
+
 def modelled(plan: Plan) -> Facts:
     """Microseconds of the launch and of its parts; empty where no model knows the kernel. docs/model.md"""
     prediction = predict(plan)

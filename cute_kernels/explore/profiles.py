@@ -24,7 +24,7 @@ def read_profile(path: Path) -> dict[str, Metrics]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
-        raise ValueError(f"{path}: no table of Nsight Compute, which begins with \"ID\"; written with ncu --csv?")
+        raise ValueError(f'{path}: no table of Nsight Compute, which begins with "ID"; written with ncu --csv?')
     header, *rows = csv.reader(lines[start:])
     rows = [row for row in rows if len(row) == len(header)]
     missing = [name for name in _KERNEL if name not in header]
@@ -55,9 +55,7 @@ def _from_wide(header: list[str], rows: list[list[str]]) -> dict[str, Metrics]:
     units, *rows = rows
     columns = [i for i, name in enumerate(header) if "__" in name]
     place = header.index("Kernel Name")
-    return _named([
-        (row[place], {_with_unit(header[i], units[i]): _value(row[i]) for i in columns}) for row in rows
-    ])
+    return _named([(row[place], {_with_unit(header[i], units[i]): _value(row[i]) for i in columns}) for row in rows])
 
 
 def _named(kernels: list[tuple[str, Metrics]]) -> dict[str, Metrics]:

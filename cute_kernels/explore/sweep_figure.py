@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = max(arch.tmem_columns for arch in ARCHS.values())
-_LIMIT = max(arch.smem_bytes for arch in ARCHS.values()) / 1024
 _WIDTH, _BAR, _MOST_HEIGHT, _PLOT = 12.0, 0.32, 14.0, 4.0  # inches
 _LONGEST = 24  # characters of a point's name
 
@@ -38,7 +37,7 @@ def draw(rows: Sequence[Row], x: str = "shared", y: str = "modelled") -> Figure:
     maps: dict[Any, list[Row]] = {}
     for row in rows:
         if row.smem:
-            maps.setdefault((row.smem, row.tmem, not row.settings), []).append(row)
+            maps.setdefault((row.smem, row.smem_limit, row.tmem, not row.settings), []).append(row)
     if not maps:
         raise ValueError("rows has no legal configuration with a memory map: must be at least one")
     groups, numbers = list(maps.values()), sweep_outcomes.numbers(rows)
@@ -50,8 +49,11 @@ def draw(rows: Sequence[Row], x: str = "shared", y: str = "modelled") -> Figure:
     with_columns = any(group[0].tmem for group in groups)
     axes = parts[0].subplots(1, 1 + with_columns, width_ratios=[3, 2][: 1 + with_columns], squeeze=False)[0]
     _maps(axes[0], [[(_array(r.name), r.offset / 1024, r.nbytes / 1024) for r in g[0].smem] for g in groups], 0)
-    axes[0].axvline(_LIMIT, color="black", linewidth=1, linestyle="--", label="limit of a CTA")
-    axes[0].set(xlabel="shared memory of a CTA, KiB", xlim=(0, 1.02 * _LIMIT))
+    limits = [group[0].smem_limit / 1024 for group in groups]
+    places = range(len(groups))
+    limit = {"color": "black", "linewidth": 1, "linestyle": "--", "label": "limit of a CTA"}
+    axes[0].vlines(limits, [place - 0.5 for place in places], [place + 0.5 for place in places], **limit)
+    axes[0].set(xlabel="shared memory of a CTA, KiB", xlim=(0, 1.02 * max(limits)))
     size = max(4.0, min(8.0, 55 * height / len(groups)))  # points
     axes[0].set_yticks(range(len(groups)), [_label(group, groups, numbers) for group in groups], fontsize=size)
     if with_columns:
@@ -67,9 +69,12 @@ def draw(rows: Sequence[Row], x: str = "shared", y: str = "modelled") -> Figure:
 
 def alternative(rows: Sequence[Row], x: str = "shared", y: str = "modelled") -> str:
     """Words for those who do not see the picture."""
-    legal, numbered = [row for row in rows if row.reason is None], sweep_outcomes.numbers(rows)
+    shown, numbered = [row for row in rows if row.smem], sweep_outcomes.numbers(rows)
+    text = f"Memory of {len(shown)} legal configurations"
+    if not any(sweep_outcomes.value(row, y) is not None for row in rows):
+        return text
     front = sweep_outcomes.spans(numbered[id(row)] for row in sweep_outcomes.pareto(rows, x, y))
-    return f"Memory of {len(legal)} legal configurations, {y} against {x}; on the Pareto front: {front or 'none'}"
+    return f"{text}, {y} against {x}; on the Pareto front: {front or 'none'}"
 
 
 def _label(group: Sequence[Row], groups: Sequence[Sequence[Row]], numbers: dict[int, int]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cute_kernels.explore.sweep_table import Row
@@ -82,17 +82,24 @@ def spans(found: Iterable[int]) -> str:
 
 
 def settings_text(rows: Sequence[Row]) -> str:
-    """Settings of rows, as a command line takes them; several values of a field that come in all combinations with
-    those of the others are listed once: ``stages=3|4, store_group=1|2``."""
+    """Settings of rows, as a command line takes them, and in parentheses what had to follow them; several values of a
+    field that come in all combinations with those of the others are listed once: ``stages=3|4, store_group=1|2``."""
     if not rows[0].settings:
         return f"default: {rows[0].config}"
-    values = {name: list(dict.fromkeys(row.settings[name] for row in rows)) for name in rows[0].settings}
-    product = 1
-    for some in values.values():
-        product *= len(some)
-    if product == len(rows):
-        return ", ".join(f"{name}={'|'.join(map(spell, some))}" for name, some in values.items())
-    return "; ".join(", ".join(f"{name}={spell(one)}" for name, one in row.settings.items()) for row in rows)
+    fields = dict.fromkeys(rows[0].settings)
+    values = {name: list(dict.fromkeys(row.settings[name] for row in rows)) for name in fields}
+    if math.prod(map(len, values.values())) == len(rows) and all(row.others == rows[0].others for row in rows):
+        return ", ".join(f"{name}={'|'.join(map(spell, some))}" for name, some in values.items()) + _followed(rows[0])
+    return "; ".join(_settings(row) + _followed(row) for row in rows)
+
+
+def _settings(row: Row) -> str:
+    return ", ".join(f"{name}={spell(one)}" for name, one in row.settings.items())
+
+
+def _followed(row: Row) -> str:
+    text = ", ".join(f"{name}={spell(one)}" for name, one in row.others.items())
+    return f" (with {text})" if text else ""
 
 
 def alike(rows: Iterable[Row]) -> list[list[Row]]:
@@ -108,18 +115,35 @@ def alike(rows: Iterable[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def ranked(rows: Iterable[Row]) -> list[list[Row]]:
-    """The legal configurations by measured time, or by modelled time where none is measured, quickest first.
+def span(row: Row, column: str) -> tuple[float, float] | None:
+    """Least and most that a column of a row stands for: of a modelled time its range; None where it has no value."""
+    found = value(row, column)
+    if column == "modelled" and found is not None:
+        return row.prediction.least, row.prediction.most
+    return None if found is None else (found, found)
 
-    Configurations of one time are one class, in the order of the rows: the model does not tell them apart.
+
+def tie(a: Row, b: Row, column: str) -> bool:
+    """Whether the ranges of two rows' values, which both have, overlap."""
+    (low, high), (other_low, other_high) = span(a, column), span(b, column)
+    return low <= other_high and other_low <= high
+
+
+def ranked(rows: Iterable[Row]) -> list[list[Row]]:
+    """Levels of the legal configurations whose time is known, measured where one is, else modelled, quickest first.
+
+    Of a level none is surely quicker than another one: all ranges begin below the lowest end of one. They stand in the
+    order of the table.
     """
     rows = list(rows)
-    what = "microseconds" if all(row.measured is None for row in rows) else "measured"
-    classes: dict[float, list[Row]] = {}
-    for row in rows:
-        if getattr(row, what) is not None:
-            classes.setdefault(getattr(row, what), []).append(row)
-    return [classes[time] for time in sorted(classes)]
+    column = "measured" if any(row.measured is not None for row in rows) else "modelled"
+    spanned = [(row, span(row, column)) for row in rows if value(row, column) is not None]
+    levels = []
+    while spanned:
+        most = min(high for _, (_, high) in spanned)
+        levels.append([row for row, (low, _) in spanned if low <= most])
+        spanned = [each for each in spanned if each[1][0] > most]
+    return levels
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
@@ -131,17 +155,16 @@ def differing(rows: Sequence[Row]) -> list[str]:
 def pareto(rows: Iterable[Row], x: str = "shared", y: str = "modelled") -> list[Row]:
     """Configurations that no other is as good as in both of two columns and better in one; less is better.
 
-    None of which one of the two is not known, and none whose modelled time another one shares, where that is one of the
-    columns: which of them is quicker, the model does not say.
+    None of which one of the two is not known, and where modelled time is one of them, none that ties with another row:
+    which of them is quicker, the model does not say.
     """
     known = [row for row in rows if value(row, x) is not None and value(row, y) is not None]
-    points = {id(row): (row, value(row, x), value(row, y)) for row in known}
-    times = collections.Counter(row.microseconds for row, _, _ in points.values())
+    points = [(row, value(row, x), value(row, y)) for row in known]
     return [
         row
-        for row, here, there in points.values()
-        if ("modelled" not in (x, y) or times[row.microseconds] == 1)
-        and not any(a <= here and b <= there and (a, b) != (here, there) for _, a, b in points.values())
+        for row, here, there in points
+        if not ("modelled" in (x, y) and any(tie(row, other, "modelled") for other in known if other is not row))
+        and not any(a <= here and b <= there and (a, b) != (here, there) for _, a, b in points)
     ]
 
 
@@ -156,26 +179,41 @@ def effects(rows: Iterable[Row]) -> list[str]:
         pairs = [(group[0], group[-1]) for group in groups.values() if len(group) > 1]
         if pairs:
             ends = {(spell(a.settings[field]), spell(b.settings[field])) for a, b in pairs}
-            span = " to ".join(next(iter(ends))) if len(ends) == 1 else "from the first to the last legal value"
-            changes = (_change(pairs, column) for column in columns_of(legal))
-            lines.append(f"{field} {span} ({len(pairs)} pairs): {', '.join(filter(None, changes)) or 'no change'}")
+            way = " to ".join(next(iter(ends))) if len(ends) == 1 else "from the first to the last legal value"
+            known = [column for column in columns_of(legal) if _both(pairs, column)]
+            changes = ", ".join(filter(None, (_change(pairs, column) for column in known)))
+            unchanged = f"no change of {', '.join(map(_unit, known))}" if known else "nothing is known of both"
+            lines.append(f"{field} {way} ({len(pairs)} pairs): {changes or unchanged}")
     return lines
 
 
+def _both(pairs: Sequence[tuple[Row, Row]], column: str) -> list[tuple[float, float]]:
+    both = [(value(a, column), value(b, column)) for a, b in pairs]
+    return [each for each in both if None not in each]
+
+
+def _unit(column: str) -> str:
+    return UNITS.get(column, column)
+
+
 def _change(pairs: Sequence[tuple[Row, Row]], column: str) -> str:
-    """How much a column changes where both rows have it, as a part of its value; "" where it does not, unless that is
-    the model's answer."""
-    both = [(value(a, column), value(b, column)) for a, b in pairs if None not in (value(a, column), value(b, column))]
-    name = UNITS.get(column, column)
-    if not both:
-        return ""
+    """How much a column changes where both rows have it, as a part of its value; "" where it does not. Modelled times
+    change where their ranges do not overlap."""
+    count = len(_both(pairs, column))
+    if column == "modelled":
+        pairs = [(a, b) for a, b in pairs if _both([(a, b)], column) and not tie(a, b, column)]
+        if not _both(pairs, column):
+            return f"{_unit(column)} within its range"
+    both = _both(pairs, column)
     if all(a == b for a, b in both):
-        return f"{name} not: the model does not see it" if column == "modelled" else ""
+        return ""
     if not all(a for a, _ in both):
-        low, high = min(b - a for a, b in both), max(b - a for a, b in both)
-        return f"{name} {low:+,.0f}" + (f" to {high:+,.0f}" if high != low else "")
-    low, high = min(b / a - 1 for a, b in both), max(b / a - 1 for a, b in both)
-    return f"{name} {low:+.1%}" + (f" to {high:+.1%}" if f"{low:.1%}" != f"{high:.1%}" else "")
+        changes, form = [b - a for a, b in both], "{:+,.0f}"
+    else:
+        changes, form = [b / a - 1 for a, b in both], "{:+.1%}"
+    ends = dict.fromkeys(form.format(end) for end in (min(changes), max(changes)))
+    beyond = f" beyond its range in {len(both)} of {count}" if len(both) < count else ""
+    return f"{_unit(column)} {' to '.join(ends)}{beyond}"
 
 
 def by(rows: Sequence[Row], column: str | None) -> list[Row]:
@@ -188,6 +226,8 @@ def by(rows: Sequence[Row], column: str | None) -> list[Row]:
     return first + sorted(others, key=lambda row: (value(row, column) is None, value(row, column) or 0))
 
 
-def common(rows: Sequence[Row]) -> Mapping[str, Any]:
-    """Settings that all of the rows have."""
-    return {name: one for name, one in rows[0].settings.items() if name not in differing(rows)}
+def exit_status(rows: Sequence[Row]) -> int:
+    """Exit status of a command: a kernel's fault before a refusal; 1 where no configuration is legal."""
+    tried = [row for row in rows if row.settings]
+    status = min((row.status for row in rows if row.status), default=0)
+    return status or int(all(row.reason is not None for row in tried))

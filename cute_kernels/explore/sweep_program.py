@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import io
+import json
 import os
+import re
 import runpy
+import site
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.common import extras, files
-from cute_kernels.common.chips import DEFAULT_ARCH, check_arch
+from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH, check_arch
+from cute_kernels.dsl import kernel_cache
 from cute_kernels.explore.sweep_table import Row, evaluated
 from cute_kernels.plan.base import SmemRegion, TmemRegion
+
+_PACKAGE = Path(__file__).parents[1]
+
+MOST_STATIC, SYSTEM_BYTES = 48 * 1024, 1024
+"""Bytes of shared memory that a kernel may declare without asking for dynamic one, on all chips (CUDA programming
+guide, compute capabilities); those of the system in each CTA, which are in every count."""
 
 if TYPE_CHECKING:
     from cute_kernels.emulator import Options
@@ -59,36 +72,88 @@ def sweep_program(
     check_arch(arch)
     files.check_program(script)
     state = (os.path.abspath(script), arch, tuple(arguments))
-    return evaluated(_evaluate, state, map(dict, settings), executor=executor, jobs=jobs, seen=seen)
+    tasks = ((dict(chosen),) for chosen in settings)
+    return evaluated(_evaluate, state, tasks, executor=executor, jobs=jobs, seen=seen)
 
 
 # --- one configuration, in a worker ----------------------------------------------------------------------------------
 
 
 def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]) -> Row:
+    script, arch, arguments = state
+    words = [*arguments, *(f"--{name}={value}" for name, value in chosen.items())]
+    facts = cached(script, words, arch, lambda: _facts(script, words, arch))
+    static, dynamic, columns = (facts.pop(name, 0) for name in ("static", "dynamic", "columns"))
+    most = CHIPS[arch].smem_bytes if dynamic else MOST_STATIC
+    regions = (("static", 0, static), ("dynamic", static, dynamic))
+    return Row(
+        chosen,
+        arch=arch,
+        smem=tuple(SmemRegion(name, first, nbytes, 1) for name, first, nbytes in regions if nbytes),
+        smem_limit=most + SYSTEM_BYTES,  # which the counted bytes have, too
+        tmem=(TmemRegion("allocated", 0, columns),) if columns else (),
+        **facts,
+    )
+
+
+def _facts(script: str, words: Sequence[str], arch: str) -> dict[str, Any]:
+    """Fields of a row, in types that JSON has."""
     import cute_kernels.emulator as emulator
     import cute_kernels.emulator.programs.program_run as program_run
     import cute_kernels.explore.plan_facts as plan_facts
 
-    script, arch, arguments = state
-    options = [f"--{name}={value}" for name, value in chosen.items()]
-    session, reason = emulated(script, [*arguments, *options], arch, emulator.Options(counters=True))
+    session, reason = emulated(script, words, arch, emulator.Options(counters=True))
     status = min(map(program_run.exit_status, session.failures), default=0)
     if session.failures:  # the kernel's fault, also where the program caught it
-        reason = _first_line(session.failures[0])
+        reason = reason_of(session.failures[0])
     if reason is not None:
-        return Row(chosen, reason=reason, status=status)
+        return {"reason": reason, "status": status}
     reports = [launch.report for launch in session.launches]
     resources = [_resources(launch.launch) for launch in session.launches]
-    shared, columns = (max(getattr(report, what) for report in reports) for what in ("shared_bytes", "tensor_columns"))
-    return Row(
-        chosen,
-        smem=(SmemRegion("static and dynamic", 0, shared, 1),) if shared else (),
-        tmem=(TmemRegion("allocated", 0, columns),) if columns else (),
-        registers=max(registers for registers, _ in resources),
-        stack_bytes=max(stack for _, stack in resources),
-        counts=dict(plan_facts.counts_of(reports)),
-    )
+    largest = max(session.launches, key=lambda each: each.report.shared_bytes)
+    return {
+        "static": largest.report.shared_bytes - largest.launch.dynamic_smem,
+        "dynamic": largest.launch.dynamic_smem,
+        "columns": max(report.tensor_columns for report in reports),
+        "registers": max(registers for registers, _ in resources),
+        "stack_bytes": max(stack for _, stack in resources),
+        "counts": dict(plan_facts.counts_of(reports)),
+    }
+
+
+def cached(script: str, words: Sequence[str], arch: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Facts that a run of a program gave, from disk where the same run was kept: the same words, package, versions, and
+    text of the program and of all that it imported outside of the environment. A refusal is not kept: what the program
+    misses may come, and nothing here would know."""
+    root = kernel_cache.directory()
+    key = json.dumps([script, list(words), arch, kernel_cache.fingerprint(), _package()])
+    path = None if root is None else root / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.run"
+    with contextlib.suppress(kernel_cache.InvalidEntry, ValueError, TypeError, KeyError):
+        kept = json.loads(kernel_cache.read_private(path)) if path is not None else {}
+        if all(_digest(file) == digest for file, digest in kept["files"].items()):
+            return kept["facts"]
+    made = run()
+    if path is not None and "reason" not in made:
+        files_of_run = {file: _digest(file) for file in (script, *_imported)}
+        with contextlib.suppress(OSError):  # what cannot be kept is run again
+            kernel_cache.make_private(root)
+            kernel_cache.write_whole(path, json.dumps({"files": files_of_run, "facts": made}).encode())
+    return made
+
+
+def _digest(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return None
+
+
+@functools.cache
+def _package() -> str:
+    """Digest of this package's sources: what the emulator counts depends on all of them."""
+    sources = sorted(path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".c", ".h"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def emulated(script: str, arguments: Sequence[str], arch: str, options: Options) -> tuple[Session, str | None]:
@@ -117,10 +182,13 @@ def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str 
         if end.code in (None, 0):
             return None
         said = output.getvalue().strip().splitlines()
-        return end.code if isinstance(end.code, str) else f"exit status {end.code}" + (f": {said[-1]}" if said else "")
+        if isinstance(end.code, str):
+            return _plain(end.code)
+        return f"exit status {end.code}" + (f": {_plain(said[-1])}" if said else "")
     except Exception as error:
-        return _first_line(error)
+        return reason_of(error)
     finally:
+        _imported[:] = _own_modules()
         # The next run has other options: it must not find what this one has compiled in a module of the program.
         for name in set(sys.modules) - known:
             if _is_beside(name, os.path.dirname(os.path.abspath(script))):
@@ -139,9 +207,33 @@ def _is_beside(name: str, folder: str) -> bool:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0]
+_imported: list[str] = []
+"""Files of the modules that the last program found outside of the environment and of this package."""
+
+
+def _own_modules() -> list[str]:
+    inside = (sys.prefix, sys.base_prefix, str(_PACKAGE), *site.getsitepackages())
+    found = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [os.path.abspath(file) for file in found if file and not os.path.abspath(file).startswith(inside)]
+
+
+_CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+"""Codes that command a terminal (ECMA-48, CSI)."""
+
+_LONG_NAME = re.compile(r"'[^' ]{60,}'")
+
+
+def reason_of(error: BaseException) -> str:
+    """Type and reason of an error, as one line without codes of a terminal: the assembler's own words where it refused
+    the kernel, otherwise the first line."""
+    log = getattr(error, "ptxas_error", "") or getattr(error, "nvvm_error", "")  # of CuTe DSL's compilation
+    text = log or str(error).strip().partition("\n")[0]
+    text = _LONG_NAME.sub(lambda name: f"{name[0][:40]}..'", _plain(text).removeprefix("ptxas error : "))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _plain(text: str) -> str:
+    return files.printable(" ".join(_CODES.sub("", text).split()))
 
 
 def _resources(launch: Any) -> tuple[int, int]:

@@ -1,18 +1,20 @@
-"""A table of configurations: verdict of the planner, memory, registers, what the emulator counts, times."""
+"""A table of configurations of a kernel: which are legal, what they need, what the emulator counts, times."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 from cute_kernels.common import extras
 from cute_kernels.common.executors import Workers
 from cute_kernels.explore import plan_facts
 from cute_kernels.operations import compile
-from cute_kernels.plan import PLANNERS, Plan, make_plan, predict
+from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan, predict
 from cute_kernels.plan.base import SmemRegion, TmemRegion
 from cute_kernels.plan.prediction import Prediction
 
@@ -23,33 +25,45 @@ class Row:
 
     Attributes:
         settings: the fields that were varied, and their values; none of what the plan chooses by itself.
-        config: the whole configuration, in which what the plan chooses is left open; None if its type refuses the
-            values, and for programs.
+        config: the whole configuration, with what the plan chose for the problem; None if its type refuses the values,
+            and for programs.
+        others: fields that had to follow the settings: their values, where these are not the row's 0.
         design: which kernels run, as `Plan.runs` says; None for programs.
         reason: why it is not legal; None for a legal one, and only a legal one has what follows but ``status``.
         smem: arrays of a CTA's dynamic shared memory in address order: name, offset and bytes.
+        smem_limit: bytes of shared memory that a CTA may have on the architecture.
         tmem: what is in the columns of tensor memory that a CTA allocates; empty before sm_100.
         registers: of a thread, from the machine code; None where it was not compiled.
         stack_bytes: of a thread; spilled registers lie there.
         prediction: modelled, never measured; None where no model knows the kernel.
         measured: microseconds on the GPU at hand, in a CUDA graph; None where it was not asked for, or nothing times
             the operation.
-        counts: what the emulator counts of the smaller problem, as `cute_kernels.explore.plan_facts.counted`.
+        counts: what the emulator counts of a smaller problem, as `cute_kernels.explore.plan_facts.counted`.
+        small: plan of that problem, for the same kernel; None where nothing is counted.
+        arch: what the row is planned for, or the program's kernels are compiled for.
         status: of a program whose kernels are at fault, or refused by the emulator: that which ``emulate`` exits with.
     """
 
     settings: Mapping[str, Any]
     config: Any = None
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     design: str | None = None
     reason: str | None = None
     smem: tuple[SmemRegion, ...] = ()
+    smem_limit: int = 0
     tmem: tuple[TmemRegion, ...] = ()
     registers: int | None = None
     stack_bytes: int | None = None
     prediction: Prediction | None = None
     measured: float | None = None
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    small: Plan | None = None
+    arch: str | None = None
     status: int = 0
+
+    def plan(self, problem: Any, *, sm_count: int | None = None) -> Plan:
+        """The plan of this configuration for a problem, on the architecture of the table; raises as `make_plan`."""
+        return make_plan(problem, self.config, self.arch, sm_count=sm_count)
 
     @property
     def microseconds(self) -> float | None:
@@ -72,12 +86,29 @@ def grid(**values: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, chosen)) for chosen in itertools.product(*values.values())]
 
 
+def around(problem: Any, kind: type, arch: str) -> tuple[Any, Any]:
+    """Configurations of a kernel to put settings into: what it gets for a problem, complete, then with open fields.
+
+    Args:
+        problem, arch: as for `make_plan`.
+        kind: the class of the kernel's configurations, which the problem need not get by itself.
+
+    Raises:
+        ValueError: the kernel cannot compute the problem.
+    """
+    planner = next(planner for planner in PLANNERS.values() if planner.problem is type(problem))
+    kernel = next(kernel for kernel in planner.of(arch) if kernel.config is kind)
+    usual = kernel.choose(problem, ARCHS[arch], ARCHS[arch].sm_count)
+    return make_plan(problem, usual, arch).config, usual
+
+
 def sweep(
     problem: Any,
     base: Any,
     settings: Iterable[Mapping[str, Any] | None],
     *,
-    counted: Any = None,
+    arch: str | None = None,
+    counted: bool = False,
     compiled: bool = True,
     measured: bool = False,
     seen: Callable[[Row], None] | None = None,
@@ -88,11 +119,13 @@ def sweep(
 
     Args:
         problem: of any operation; what is planned, and timed by the model.
-        base: configuration that the settings are put into.
+        base: configuration that the settings are put into; of several, as of `around`, the first that is legal with
+            them.
         settings: fields of ``base`` and their values, one mapping for each configuration, as `grid` makes them; None
-            is what the plan chooses for the problem on the architecture of ``base``.
-        counted: a smaller problem of the same operation, executed in the emulator for its counts, on two
-            multiprocessors so that few tiles fill them; None counts nothing.
+            is what the plan chooses for the problem on ``arch``.
+        arch: a key of `ARCHS`; the first that has a configuration of the type of ``base`` when None.
+        counted: execute a smaller problem in the emulator for its counts: the first of `Operation.smaller` that the
+            kernels of the most rows compute unchanged, with tiles as full as those of the problem. Others have none.
         compiled: compile the legal ones, which takes seconds each; without it nobody knows registers and stack.
         measured: time the legal configurations for the GPU at hand too, in turns, with their results compared.
         seen: called with each row as soon as it and all before it are known.
@@ -100,39 +133,43 @@ def sweep(
             processes.
 
     Raises:
-        TypeError: ``base`` belongs to another operation, ``counted`` is another kind of problem, or a setting is no
-            field of ``base``.
+        TypeError: ``base`` belongs to another operation, or a setting is no field of it.
         ValueError: ``jobs`` below 1, or beside an executor.
         NotImplementedError: times are to be measured, and there is no GPU, or nothing that times this operation.
         MissingExtra: the extra ``emulator`` is not installed, which reads machine code; not asked for where nothing is
             compiled or counted.
     """
-    if compiled or counted is not None:
+    if compiled or counted:
         extras.require("emulator", "a sweep, which reads machine code,")
+    bases = base if isinstance(base, tuple) else (base,)
+    kind = type(bases[0])
+    names = [field.name for field in dataclasses.fields(kind)]
     settings = [None if chosen is None else dict(chosen) for chosen in settings]
-    names = [field.name for field in dataclasses.fields(base)]
     for name in dict.fromkeys(itertools.chain(*(chosen or () for chosen in settings))):
         if name not in names:
-            raise TypeError(f"settings have {name!r}, allowed for {type(base).__name__}: {', '.join(names)}")
-    if counted is not None and type(counted) is not type(problem):
-        raise TypeError(f"counted is {type(counted).__name__}: must be {type(problem).__name__}, as of problem")
+            raise TypeError(f"settings have {name!r}, allowed for {kind.__name__}: {', '.join(names)}")
     if measured:
         check_measurable(problem)
-    state = (problem, base, counted, compiled)
-    rows = evaluated(_evaluate, state, settings, executor=executor, jobs=jobs, seen=seen)
+    arch = arch or arch_of(bases[0])
+    planned = [_planned(problem, bases, arch, chosen) for chosen in settings]
+    small = _shown_small(problem, planned) if counted else {}
+    work = [(replace(row, small=small.get(number)), plan, compiled) for number, (row, plan) in enumerate(planned)]
+    if not (compiled or counted):
+        executor, jobs = None, 1  # milliseconds: not worth a process
+    rows = evaluated(_evaluate, (), work, executor=executor, jobs=jobs, seen=seen)
     return measure(problem, rows) if measured else rows
 
 
 def evaluated(
-    evaluate: Callable[[Any, Any], Row],
+    evaluate: Callable[..., Row],
     state: tuple,
-    settings: Iterable[Any],
+    tasks: Iterable[tuple],
     *,
     executor: Executor | Callable[[], Executor] | None,
     jobs: int,
     seen: Callable[[Row], None] | None,
 ) -> list[Row]:
-    """Rows of configurations in their order, each evaluated with ``state`` in a worker.
+    """Rows of tasks in their order, each evaluated with ``state`` in a worker.
 
     Raises:
         ValueError: ``jobs`` below 1, or beside an executor.
@@ -141,7 +178,7 @@ def evaluated(
         raise ValueError(f"jobs = {jobs}: must be at least 1")
     rows = []
     with Workers(_together, state, executor, jobs) as workers:
-        for row in workers.each(evaluate, [(chosen,) for chosen in settings]):
+        for row in workers.each(evaluate, tasks):
             rows.append(row)
             if seen is not None:
                 seen(row)
@@ -150,6 +187,74 @@ def evaluated(
 
 def _together(*state: Any) -> tuple:
     return state
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def _planned(problem: Any, bases: tuple, arch: str, chosen: Mapping[str, Any] | None) -> tuple[Row, Plan | None]:
+    """The row as far as its plan knows it, and that plan; None where it is refused."""
+    row = Row(chosen or {}, arch=arch)
+    for base in bases if chosen is not None else (None,):
+        try:
+            config = None if base is None else replace(base, **row.settings)
+            row = replace(row, config=config)
+            plan = row.plan(problem)
+        except (ValueError, NotImplementedError) as reason:
+            row = replace(row, reason=str(reason))
+            continue
+        complete = {field.name: getattr(plan.config, field.name) for field in dataclasses.fields(plan.config)}
+        usual = bases[0] if len(bases) > 1 else plan.config
+        others = {name: one for name, one in complete.items() if base and one != getattr(usual, name)}
+        row = replace(
+            row,
+            config=plan.config,
+            others={name: one for name, one in others.items() if name not in row.settings},
+            reason=None,
+            design=plan.runs,
+            prediction=predict(plan),
+        )
+        if plan.launches == (plan,):  # each kernel of a chain has registers and memory of its own
+            row = replace(row, smem=plan.smem, smem_limit=plan.arch.smem_bytes, tmem=plan.tmem)
+        return row, plan
+    return row, None
+
+
+_AS_FULL = 0.95
+"""Outputs of a tile of the smaller problem, as a part of those of the whole one, from which on its tiles are full."""
+
+
+def _shown_small(problem: Any, planned: Sequence[tuple[Row, Plan | None]]) -> dict[int, Plan]:
+    """Plans of the smaller problem that shows the most rows, by the row's number."""
+    import cute_kernels.operations.registry as registry
+
+    legal = {number: (row, plan) for number, (row, plan) in enumerate(planned) if plan is not None}
+    # Two clusters of any row, so that few tiles fill them.
+    sm_count = max((2 * math.prod(plan.cluster) for _, plan in legal.values()), default=2)
+    best: dict[int, Plan] = {}
+    for small in registry.operation_of(problem).smaller(problem):
+        found = {number: _same_kernel(small, row, plan, sm_count) for number, (row, plan) in legal.items()}
+        found = {number: plan for number, plan in found.items() if plan is not None}
+        best = max(best, found, key=len)
+        if len(best) == len(legal):
+            break
+    return best
+
+
+def _same_kernel(small: Any, row: Row, plan: Plan, sm_count: int) -> Plan | None:
+    """The plan of a smaller problem for a row whose kernel and configuration it leaves as they are; None without."""
+    try:
+        made = row.plan(small, sm_count=sm_count)
+    except (ValueError, NotImplementedError):
+        return None
+    same = [each.kernel_key for each in made.launches] == [each.kernel_key for each in plan.launches]
+    return made if same and _outputs_of_a_tile(made) >= _AS_FULL * _outputs_of_a_tile(plan) else None
+
+
+def _outputs_of_a_tile(plan: Plan) -> float:
+    last = plan.launches[-1]
+    rows = last.problem.m if hasattr(last.problem, "m") else last.problem.batch * last.problem.positions
+    return rows * last.problem.n * getattr(last.problem, "batches", 1) / last.tiles
 
 
 # --- times on a GPU --------------------------------------------------------------------------------------------------
@@ -191,45 +296,27 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
         plans: dict[int, Plan] = {}
         for number, row in enumerate(rows):
             if row.reason is None:
-                plan = make_plan(problem, row.config)
+                plan = row.plan(problem, sm_count=device.sm_count)
                 if plan.arch.name == device.arch:
-                    plans[number] = make_plan(problem, row.config, sm_count=device.sm_count)
+                    plans[number] = plan
         operation, measured = registry.operation_of(problem), list(plans.values())
         inputs = search.input_sets(operation, problem) if measured else []
         times = search.interleaved(search.timers_of(operation, measured, inputs), _ROUNDS)
     return [
-        dataclasses.replace(row, measured=1e3 * times[plans[number]]) if number in plans else row
-        for number, row in enumerate(rows)
+        replace(row, measured=1e3 * times[plans[number]]) if number in plans else row for number, row in enumerate(rows)
     ]
 
 
 # --- one configuration, in a worker ----------------------------------------------------------------------------------
 
-_SM_COUNT = 2  # of the counted problem
 
-
-def _evaluate(state: tuple[Any, Any, Any, bool], chosen: Mapping[str, Any] | None) -> Row:
-    problem, base, counted, compiled = state
-    row = Row(chosen or {})
-    try:
-        if chosen is None:
-            row = dataclasses.replace(row, config=make_plan(problem, arch=arch_of(base)).config)
-        else:
-            row = dataclasses.replace(row, config=dataclasses.replace(base, **chosen))
-        plan = make_plan(problem, row.config)
-        small = None if counted is None else make_plan(counted, row.config, sm_count=_SM_COUNT)
-    except (ValueError, NotImplementedError) as reason:
-        return dataclasses.replace(row, reason=str(reason))
-    row = dataclasses.replace(
-        row, design=plan.runs, prediction=predict(plan), counts={} if small is None else dict(plan_facts.counted(small))
-    )
-    if plan.launches != (plan,):  # each kernel of a chain has registers and memory of its own
-        return row
-    row = dataclasses.replace(row, smem=plan.smem, tmem=plan.tmem)
-    if not compiled:
+def _evaluate(_: tuple, row: Row, plan: Plan | None, compiled: bool) -> Row:
+    if row.small is not None:
+        row = replace(row, counts=dict(plan_facts.counted(row.small)))
+    if plan is None or not compiled or plan.launches != (plan,):
         return row
     resources = compile.compile_plan(plan, emulated=True).resources
-    return dataclasses.replace(row, registers=resources.registers, stack_bytes=resources.stack_bytes)
+    return replace(row, registers=resources.registers, stack_bytes=resources.stack_bytes)
 
 
 def arch_of(config: Any) -> str:

@@ -195,8 +195,11 @@ class Operation(ABC, Generic[A]):
         """A problem that differs in how many rows or images there are, few, from one that has none."""
 
     @abstractmethod
-    def smaller(self, problem: Any) -> Any:
-        """A problem that the emulator executes in seconds: a few tiles."""
+    def smaller(self, problem: Any) -> Iterator[Any]:
+        """Problems of the same kind that the emulator executes in seconds, those of least work first.
+
+        They differ in what is an argument of a launch alone: one kernel may compute the problem and them.
+        """
 
     @abstractmethod
     def example(self, problem: Any, device: str = "cpu") -> A:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -238,9 +239,11 @@ class _Gemm(Operation[GemmArguments]):
     def smallest(self, problem: GemmProblem) -> GemmProblem:
         return dataclasses.replace(problem, m=1)
 
-    def smaller(self, problem: GemmProblem) -> GemmProblem:
-        sizes = {"m": min(problem.m, 512), "n": min(problem.n, 256), "k": min(problem.k, 256)}
-        return dataclasses.replace(problem, **sizes, batches=1)
+    def smaller(self, problem: GemmProblem) -> Iterator[GemmProblem]:
+        """Rows and columns that fill tiles of powers of two and of three times these; columns as aligned as before."""
+        for extent, k in itertools.product((256, 512, 768, 1536), (256, 1024)):
+            columns = min(problem.n, extent - -problem.n % 64)
+            yield dataclasses.replace(problem, m=min(problem.m, extent), n=columns, k=min(problem.k, k), batches=1)
 
     def example(self, problem: GemmProblem, device: str = "cpu") -> GemmArguments:
         p = problem

@@ -196,11 +196,16 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         """One image."""
         return dataclasses.replace(problem, m=max(problem.table_rows, 1))
 
-    def smaller(self, problem: PatchEmbedProblem) -> PatchEmbedProblem:
-        """Whole images where those of the problem are."""
+    def smaller(self, problem: PatchEmbedProblem) -> Iterator[PatchEmbedProblem]:
+        """Whole images where those of the problem are: few of them, or more of a few positions, which fill tiles whose
+        rows are images at one position. All features and all of K: where the weight stays, its size decides."""
         image = max(problem.table_rows, 1)
-        rows = 512 if problem.table_index or problem.m % image else max(1, 512 // image) * image
-        return dataclasses.replace(problem, m=min(problem.m, rows), n=min(problem.n, 256), k=min(problem.k, 256))
+        if problem.table_index or problem.m % image:
+            image = 1
+        for rows in (512, 1024, 2048, 4096, 8192):
+            yield dataclasses.replace(problem, m=min(problem.m, max(1, rows // image) * image))
+            for positions in (2, 4, 8, 16) if image > 16 else ():
+                yield dataclasses.replace(problem, m=min(rows, problem.m // image * positions), table_rows=positions)
 
     def example(self, problem: PatchEmbedProblem, device: str = "cpu") -> PatchEmbedArguments:
         p = problem

@@ -265,8 +265,10 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
     def smallest(self, problem: PatchEmbedImagesProblem) -> PatchEmbedImagesProblem:
         return dataclasses.replace(problem, batch=1)
 
-    def smaller(self, problem: PatchEmbedImagesProblem) -> PatchEmbedImagesProblem:
-        return dataclasses.replace(problem, batch=min(problem.batch, 2), n=min(problem.n, 256))
+    def smaller(self, problem: PatchEmbedImagesProblem) -> Iterator[PatchEmbedImagesProblem]:
+        """Few images."""
+        for batch in (2, 4, 8, 16, 32):
+            yield dataclasses.replace(problem, batch=min(problem.batch, batch))
 
     def example(self, problem: PatchEmbedImagesProblem, device: str = "cpu") -> PatchEmbedImagesArguments:
         p = problem

@@ -251,6 +251,7 @@ def checked_plan(
     check_sm_count(sm_count, config.cluster)
     check_tile(config)
     plan = Sm90ImagesPlan(problem, config, arch, sm_count)
+    check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), _otherwise(plan))
     if not _shares(plan):
         rule = f"each of {config.cluster} CTAs of a cluster loads whole 128 bytes of a strip of {plan.load_bytes}"
         reject("cluster", config.cluster, rule, 1)
@@ -258,13 +259,20 @@ def checked_plan(
         share = "its share of the rows of a stage, or of the images of a single row"
         rule = f"each of {config.cluster} CTAs of a cluster loads {share}"
         reject("stage_blocks", config.stage_blocks, rule, 2)
-    streams = "streamed" in _weights(problem)
-    otherwise = ("weight", config.weight, "streamed") if streams else ("channels", problem.channels, 1)
-    check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), otherwise)
     check_barriers(plan)
     check_smem(plan)
     check_table(plan)
     return plan
+
+
+def _otherwise(plan: Sm90ImagesPlan) -> tuple[str, object, object]:
+    """Field to change where registers do not hold the weight: name, value and nearest legal value."""
+    config, p = plan.config, plan.problem
+    if "streamed" in _weights(p):
+        return "weight", config.weight, "streamed"
+    others = (dataclasses.replace(plan, config=dataclasses.replace(config, warpgroups=each)) for each in (2, 1, 3))
+    holding = [each.config.warpgroups for each in others if each.needed_registers <= each.consumer_registers]
+    return ("warpgroups", config.warpgroups, holding[0]) if holding else ("channels", p.channels, 1)
 
 
 def check_operand(p: PatchEmbedImagesProblem) -> None:

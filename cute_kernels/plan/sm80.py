@@ -156,7 +156,7 @@ FIELDS = {
     "warps_m": Field("warps of a CTA along one dimension", (1, 2, 4)),
     "warps_n": Field("warps of a CTA along one dimension", (1, 2, 4)),
     "row_bytes": Field("a row of a stage is swizzled in 4 or 8 pieces of 16 bytes", (64, 128)),
-    "stages": Field("copies and products overlap with two stages or more", least=2, most=8),
+    "stages": Field("copies and products overlap with 2 to 8 stages", least=2, most=8),
     "resident_ctas": Field("CTAs of a multiprocessor", least=1, most=16),
 }
 

@@ -53,8 +53,9 @@ class RowTiles(Plan):
     """Positions that the tile order walks: 1 in flat order, where a row is a row."""
     rows_per_position = number(lambda self: self.problem.m // self.positions)
     """Images in position order, all rows in flat order."""
-    tile_images = number(lambda self: self.tile_rows // self.config.tile_positions)
-    """Rows of a tile at each of its positions: images in position order, all rows in flat order."""
+    tile_images = number(lambda self: max(1, self.tile_rows // self.config.tile_positions))
+    """Rows of a tile at each of its positions: images in position order, all rows in flat order. A tile of fewer rows
+    than positions is refused by its shape."""
     row_tiles = number(lambda self: -(-self.rows_per_position // self.tile_images))
     position_tiles = number(lambda self: -(-self.positions // self.config.tile_positions))
     tiles = number(lambda self: self.row_tiles * self.position_tiles)

@@ -17,14 +17,6 @@ from cute_kernels.testing.data import POISON, exact, poisoned, varied
 from cute_kernels.testing.emulation import emulation, schedules_for
 
 __all__ = [
-    "POISON",
-    "Schedule",
-    "assert_matches",
-    "emulation",
-    "exact",
-    "poisoned",
-    "ptx",
-    "schedules_for",
-    "strategies",
+    "POISON", "Schedule", "assert_matches", "emulation", "exact", "poisoned", "ptx", "schedules_for", "strategies",
     "varied",
 ]

@@ -90,9 +90,7 @@ def _check_tensor(label: str, tensor: object) -> None:
         raise TypeError(f"{label} is {kind}: must be a strided tensor with values")
 
 
-def _close(
-    actual: torch.Tensor, expected: torch.Tensor, ulps: int, absolute: float, relative: float
-) -> torch.Tensor:
+def _close(actual: torch.Tensor, expected: torch.Tensor, ulps: int, absolute: float, relative: float) -> torch.Tensor:
     if expected.dtype.is_complex:
         found, wanted = actual.to(torch.complex128), expected.to(torch.complex128)
         near = found.isfinite() & wanted.isfinite() & ((found - wanted).abs() <= absolute + relative * wanted.abs())

@@ -16,13 +16,9 @@ from cute_kernels.testing.data import exact, varied
 def schedules(*, overlap: bool = False) -> SearchStrategy[Schedule]:
     """Any schedule; a failure is reduced towards the default one. ``overlap``: launches may overlap in some."""
     return st.builds(
-        Schedule,
-        seed=st.integers(0, 2**16),
-        completion=st.sampled_from(COMPLETIONS),
-        interleave=st.sampled_from(INTERLEAVES),
-        spurious_timeouts=st.booleans(),
-        overlap=st.booleans() if overlap else st.just(False),
-        interleave_clusters=st.sampled_from(CLUSTERS),
+        Schedule, seed=st.integers(0, 2**16), completion=st.sampled_from(COMPLETIONS),
+        interleave=st.sampled_from(INTERLEAVES), spurious_timeouts=st.booleans(),
+        overlap=st.booleans() if overlap else st.just(False), interleave_clusters=st.sampled_from(CLUSTERS),
     )
 
 

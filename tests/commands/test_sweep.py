@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import io
 import json
 import sys
 import types
@@ -15,18 +16,21 @@ import pytest
 import torch
 
 from cute_kernels.commands.cli import main
-from cute_kernels.commands.sweep import lines_of, ranking, text_of
 from cute_kernels.common import executors
 from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Sm80GemmConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
     Sm100PatchEmbedConfig,
+    Sm100ResidentConfig,
 )
-from cute_kernels.explore import plan_facts
+from cute_kernels.dsl import kernel_cache
+from cute_kernels.explore import plan_facts, sweep_table
+from cute_kernels.explore import sweep_program as sweep_program_module
 from cute_kernels.explore.sweep_figure import alternative, draw
 from cute_kernels.explore.sweep_outcomes import (
     alike,
@@ -39,8 +43,9 @@ from cute_kernels.explore.sweep_outcomes import (
     settings_text,
     spans,
 )
-from cute_kernels.explore.sweep_program import sweep_program
-from cute_kernels.explore.sweep_table import Row, grid, sweep
+from cute_kernels.explore.sweep_program import reason_of, sweep_program
+from cute_kernels.explore.sweep_table import Row, around, grid, sweep
+from cute_kernels.explore.sweep_text import lines_of, ranking, text_of
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations import compile
 from cute_kernels.plan import PLANNERS, b200, make_plan, predict
@@ -52,14 +57,13 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PROGRAM = EXAMPLES / "sweep_bias_add.py"
 
 LARGE = PatchEmbedProblem(m=4736 * 196, n=768, k=768, table_rows=196)
-SMALL = PatchEmbedProblem(m=512, n=256, k=128, table_rows=196)
 BASE = Sm100PatchEmbedConfig()
 
 
 def test_rows_are_what_the_parts_say() -> None:
     settings = grid(tile_n=(256, 128), stages=(6,)) + grid(tile_n=(128,), stages=(3,))
     with pool(1) as executor:  # they come from another process
-        rows = sweep(LARGE, BASE, settings, counted=SMALL, executor=executor)
+        rows = sweep(LARGE, BASE, settings, counted=True, executor=executor)
     assert [dict(row.settings) for row in rows] == settings
     # 6 stages of 256 columns are 6 * 32 KiB beside 64 KiB of staging: more than the 227 KiB of a CTA.
     assert [row.reason is None for row in rows] == [False, True, True]
@@ -68,17 +72,18 @@ def test_rows_are_what_the_parts_say() -> None:
     assert rows[0].reason == str(refused.value) and rows[0].microseconds is None and not rows[0].counts
     for row in rows[1:]:
         plan = make_plan(LARGE, dataclasses.replace(BASE, **row.settings))
-        assert row.config == dataclasses.replace(BASE, **row.settings)
+        assert row.config == plan.config
         assert row.smem == plan.smem and row.smem_bytes == plan.smem_bytes
         assert row.tmem == plan.tmem and row.tmem_columns == 2 * row.config.tile_n  # two accumulators
         assert row.prediction == predict(plan) and row.design == plan.runs == "patch_embed: weight streamed"
         resources = compile.compile_plan(plan, emulated=True).resources
         assert (row.registers, row.stack_bytes) == (resources.registers, resources.stack_bytes)
-        assert row.counts == plan_facts.counted(make_plan(SMALL, row.config, sm_count=2))
-    # One K block of 128 bytes: x of 256 rows and the tile's weight rows, in wavefronts of 128 bytes; both tiles of 128
-    # columns bring x again.
+        assert row.counts == plan_facts.counted(row.small) and row.small.kernel_key == plan.kernel_key
+        # 512 images at 2 positions, of 32 bytes of weight for each feature, in tiles of 256 rows.
+        assert (row.small.problem.m, row.small.problem.table_rows, row.small.tiles) == (512, 2, 2 * 6)
+    # Six K blocks of 128 bytes: x of 256 rows and the tile's weight rows, in wavefronts of 128 bytes, for each tile.
     fills = [row.counts["shared: TMA fill, wavefronts"] for row in rows[1:]]
-    assert fills == [2 * 2 * (256 + 128), 2 * 2 * (256 + 128)]
+    assert fills == [6 * 2 * 6 * (256 + 128), 6 * 2 * 6 * (256 + 128)]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +99,7 @@ def test_rows_are_what_the_parts_say() -> None:
     ids=["gemm", "images"],
 )  # fmt: skip
 def test_other_operations(problem, base, settings, counts) -> None:
-    rows = sweep(problem, base, settings, counted=problem)
+    rows = sweep(problem, base, settings, counted=True)
     assert [row.reason is None for row in rows] == [wanted is not None for wanted in counts]
     for row, wanted in zip(rows, counts, strict=True):
         if wanted is not None:
@@ -177,29 +182,31 @@ def made(microseconds: float | None, nbytes: int, **settings: int) -> Row:
     if microseconds is not None:
         parts = {"copies": 0.75 * microseconds, "launch": 0.25 * microseconds}
         prediction = Prediction(microseconds, parts, "as far as it goes", 0.25)
-    return Row(settings or {"stages": nbytes}, smem=(SmemRegion("x", 0, nbytes, 1),), prediction=prediction)
+    return Row(
+        settings or {"stages": nbytes}, smem=(SmemRegion("x", 0, nbytes, 1),), smem_limit=4096, prediction=prediction
+    )
 
 
-def test_ties_are_ranked_together_and_are_on_no_front() -> None:
-    rows = [made(5.0, 100), made(4.0, 200), made(4.0, 300), made(6.0, 100), made(None, 10), made(3.0, 400)]
-    assert ranked(rows) == [[rows[5]], [rows[1], rows[2]], [rows[0]], [rows[3]]]
-    assert differing(ranked(rows)[1]) == ["stages"] and differing([rows[0]]) == []
-    assert pareto(rows) == [rows[0], rows[5]]
-    assert pareto(rows[1:3]) == []
+def test_times_whose_ranges_overlap_are_one_level_and_on_no_front() -> None:
+    """Each is known to a quarter: 3 to 5 for 4.0, and so on."""
+    rows = [made(5.0, 100), made(4.0, 200), made(4.2, 300), made(None, 10), made(8.0, 50), made(9.0, 40)]
+    assert ranked(rows) == [[rows[0], rows[1], rows[2]], [rows[4], rows[5]]]
+    assert differing(ranked(rows)[0]) == ["stages"] and differing([rows[0]]) == []
+    assert pareto(rows) == [] and pareto([rows[1], rows[5]]) == [rows[1], rows[5]]
+    measured = [dataclasses.replace(row, measured=time) for row, time in zip(rows, (2.0, 2.1, 2.0))]
+    assert ranked(measured) == [[measured[0], measured[2]], [measured[1]]]
 
 
-def test_what_ties_is_said_with_what_the_model_does_not_see() -> None:
-    cases = [(5.0, 64, 2), (4.0, 128, 2), (4.0, 128, 3)]
-    rows = [made(time, 8, tile_n=tile, stages=stages) for time, tile, stages in cases]
-    first, why, second, _ = ranking(rows, 3, ["order=flat"])
-    tie = "(2 tie, 2-3: the model does not see stages here)"
-    assert first == f"4.0 us (modelled, 3 to 5): --set order=flat --set tile_n=128 {tie}"
-    assert why == "    copies 3.0, launch 1.0"
-    assert second == "5.0 us (modelled, 4 to 6): --set order=flat --set tile_n=64 --set stages=2"
-    stages = [dataclasses.replace(row, settings={"stages": row.settings["stages"]}) for row in rows[1:]]
-    all_alike, _ = ranking(stages, 3)
-    assert all_alike == "4.0 us (modelled, 3 to 5): any of these (2 tie, 1-2: the model does not see stages here)"
-    assert text_of(rows)[-1] == "as far as it goes"
+def test_a_level_is_said_with_its_range_and_what_its_rows_share() -> None:
+    times = {3: 4.0, 4: 4.1, 5: 9.0}
+    configs = {stages: dataclasses.replace(BASE, tile_n=128, stages=stages) for stages in times}
+    rows = [dataclasses.replace(made(time, 8, stages=n), config=configs[n]) for n, time in times.items()]
+    tie, shared, alone, words, why = ranking(rows, 3)
+    assert tie == "4.0 to 4.1 us (modelled, 3 to 5), of which the model does not say which is quickest: 1-2"
+    assert shared == "    --set tile_n=128"
+    assert alone == "9.0 us (modelled, 7 to 11): 3" and words == "    --set tile_n=128 --set stages=5"
+    assert why == "    copies 6.8, launch 2.2"
+    assert ranking(rows, 1) == [tie, shared] and text_of(rows)[-1] == "as far as it goes"
 
 
 def test_rows_with_one_outcome_stand_together() -> None:
@@ -207,6 +214,9 @@ def test_rows_with_one_outcome_stand_together() -> None:
     default = dataclasses.replace(made(4.0, 8), settings={}, config=BASE, design="streamed")
     rows = [default, *(made(4.0 + tile, 8, tile=tile, stages=stages) for tile in (0, 1) for stages in (2, 3, 4))]
     rows += [Row({"tile": 2, "stages": stages}, reason="too large") for stages in (2, 4)]
+    followed = dataclasses.replace(rows[1], others={"loads": 2})
+    assert settings_text([followed]) == "tile=0, stages=2 (with loads=2)"
+    assert settings_text([rows[2], followed]) == "tile=0, stages=3; tile=0, stages=2 (with loads=2)"
     assert [len(group) for group in alike(rows)] == [1, 3, 3, 2]
     assert len(alike([rows[1], dataclasses.replace(rows[2], design="weight on chip")])) == 2
     lines = lines_of(rows)
@@ -222,15 +232,19 @@ def test_rows_with_one_outcome_stand_together() -> None:
 
 def test_what_a_field_changes() -> None:
     """Of rows that differ in it alone: tiles double the memory, stages add a half to the smaller tile, a third to the
-    larger one, and nothing to a time that the model gives."""
+    larger one. Modelled times are known to a quarter: half of one is a change, 0.9 of it is none."""
     memory = {(1, 2): 200, (1, 3): 300, (2, 2): 600, (2, 3): 800}
     rows = [made(6.0 / tile, nbytes, tile=tile, stages=stages) for (tile, stages), nbytes in memory.items()]
     tile, stages = effects(rows)
     assert tile == "tile 1 to 2 (2 pairs): shared B +166.7% to +200.0%, modelled us -50.0%"
-    assert stages == "stages 2 to 3 (2 pairs): shared B +33.3% to +50.0%, modelled us not: the model does not see it"
+    assert stages == "stages 2 to 3 (2 pairs): shared B +33.3% to +50.0%, modelled us within its range"
+    times = {(1, 2): 6.0, (2, 2): 5.4, (1, 3): 6.0, (2, 3): 2.0}
+    some = [made(time, 8, tile=tile, stages=stages) for (tile, stages), time in times.items()]
+    assert effects(some)[0] == "tile 1 to 2 (2 pairs): modelled us -66.7% beyond its range in 1 of 2"
     assert effects([*rows[:1], Row({"tile": 1, "stages": 3}, reason="too large")]) == []
     known, unknown = Row({"n": 1}, counts={"a": 4}), Row({"n": 2}, counts={"b": 4})
-    assert effects([known, unknown]) == ["n 1 to 2 (1 pairs): no change"]
+    assert effects([known, unknown]) == ["n 1 to 2 (1 pairs): nothing is known of both"]
+    assert effects([made(None, 8, n=1), made(None, 8, n=2)]) == ["n 1 to 2 (1 pairs): no change of shared B"]
     counted = [dataclasses.replace(row, counts={"conflicts": count}) for row, count in zip(rows[:2], (0, 32))]
     assert effects(counted)[0].endswith("conflicts +32")
 
@@ -255,13 +269,16 @@ def test_records_have_one_set_of_names() -> None:
 
 
 def test_picture_has_every_legal_row() -> None:
-    rows = [made(5.0, 1024), Row({"stages": 9}, reason="too large"), made(4.0, 2048)]
+    rows = [made(9.0, 1024), Row({"stages": 9}, reason="too large"), made(4.0, 2048)]
     memory, times = draw(rows).axes
+    limits = [[tuple(end) for end in line] for line in memory.collections[0].get_segments()]
+    assert limits == [[(4.0, -0.5), (4.0, 0.5)], [(4.0, 0.5), (4.0, 1.5)]]  # each row's own
     assert [text.get_text() for text in memory.get_yticklabels()] == ["stages=1024   1", "stages=2048   3"]
     assert [patch.get_width() for patch in memory.patches] == [1.0, 2.0]
-    assert {text.get_text(): text.xy for text in times.texts} == {"1": (1024, 5.0), "3": (2048, 4.0)}
-    assert [line.get_ydata().tolist() for line in times.lines[:2]] == [[3.75, 6.25], [3.0, 5.0]]  # ranges
+    assert {text.get_text(): text.xy for text in times.texts} == {"1": (1024, 9.0), "3": (2048, 4.0)}
+    assert [line.get_ydata().tolist() for line in times.lines[:2]] == [[6.75, 11.25], [3.0, 5.0]]  # ranges
     assert "2 legal configurations" in alternative(rows) and alternative(rows).endswith("Pareto front: 1, 3")
+    assert alternative([made(None, 1024)]) == "Memory of 1 legal configurations"  # of a plot that is not drawn, nothing
     with pytest.raises(ValueError, match="no legal configuration"):
         draw(rows[1:2])
 
@@ -298,9 +315,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     text = capsys.readouterr().out
     time = predict(make_plan(LARGE, dataclasses.replace(BASE, tile_n=256, stages=3))).microseconds
-    assert (
-        f"{time:,.1f} us (modelled, {0.88 * time:,.0f} to {1.12 * time:,.0f}): --set tile_n=256 --set stages=3" in text
-    )
+    assert f"{time:,.1f}  operands from L2 ({0.88 * time:,.0f} to {1.12 * time:,.0f} us); patch_embed: weight" in text
     assert "0  default: Sm100ResidentConfig(" in text and "; patch_embed: weight in tensor memory" in text
     assert b200.CAVEAT in text
     assert "2  tile_n=256, stages=6: stages = 6: must be legal" in text
@@ -316,11 +331,8 @@ def test_a_table_without_compilation(
     command = ["sweep", "--batch", "4736", *varied, "--vary", "tmem-load-width=16,32,64", "--no-compile"]
     assert main([*command, "--json", str(tmp_path / "rows.json"), "--csv", str(tmp_path / "rows.csv")]) == 0
     text = capsys.readouterr().out
-    assert (
-        "--set tmem_load_width=64 (12 tie, 3, 6, 9" in text
-        and "does not see stages, epilogue_warps, store_group" in text
-    )
-    assert "varying tmem_load_width 16 to 64 (12 pairs): modelled us -" in text and "37-48  stages=6, " in text
+    assert "of which the model does not say which is quickest: 0, 2-3, 5-6, 8-9" in text and "37-48  stages=6, " in text
+    assert "varying tmem_load_width 16 to 64 (12 pairs): modelled us within its range" in text
     found = json.loads((tmp_path / "rows.json").read_text())
     assert len(found) == 49 and found[0]["row"] == 0 and "registers" not in found[0]
     times = {row["modelled us"] for row in found if row["tmem_load_width"] == 64 and row["refused"] is None}
@@ -346,7 +358,6 @@ def test_a_table_without_compilation(
     ("keywords", "error", "message"),
     [
         ({"settings": [{"tiles": 1}]}, TypeError, "settings have 'tiles'"),
-        ({"counted": GemmProblem(m=1, n=8, k=8)}, TypeError, "counted is GemmProblem: must be PatchEmbedProblem"),
         ({"jobs": 0}, ValueError, "jobs = 0: must be at least 1"),
         ({"measured": True}, NotImplementedError, "a measured sweep times kernels on a CUDA device, and there is none"),
     ],
@@ -412,8 +423,9 @@ def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["no.py", "--vary", "a=1"], "no file no.py"),
         (
             ["no.py", "--vary", "a=1", "--set", "b=2"],
-            "--set, --measure and --no-compile are for this package's kernels",
+            "a program takes --vary FIELD=VALUE,.. and --arguments, and no --set",
         ),
+        (["no.py", "--vary", "a=1", "--no-compile"], "--measure and --no-compile are for this package's kernels"),
         (["--vary", "stages=3", "--arguments=-m"], "--arguments are for a program, SCRIPT.py"),
         (
             ["--vary", "stages=3", "--executor", "there"],
@@ -433,3 +445,104 @@ def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     for kernel in PLANNERS["patch_embed"].of("sm_100a"):  # of all kernels that there are
         names = ", ".join(part.name for part in dataclasses.fields(kernel.config))
         assert f"{kernel.config.__name__}: {names}" in error
+
+
+@pytest.mark.parametrize("arch", ("sm_120", "sm_89", "sm_86", "sm_80"))
+def test_rows_are_planned_for_the_architecture_of_the_command(arch: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "gemm", "--arch", arch, "--no-compile", "--json", "-", "--vary", "stages=2-9"]
+    command += ["--around", "class"]  # as plan has them
+    main(command)
+    records = json.loads(capsys.readouterr().out)[1:]
+    for record in records:
+        legal = main(["plan", "gemm", "--arch", arch, "--set", f"stages={record['stages']}"]) == 0
+        refusal = capsys.readouterr().err
+        assert (record["refused"] is None) == legal, record
+        assert legal or record["refused"] in refusal
+    assert len({record["refused"] is None for record in records}) == 2  # some are legal, and some are not
+
+
+def test_legality_is_that_of_the_problem() -> None:
+    """Pairs of CTAs have whole pieces of the strips of 512 images, and of two images they have not."""
+    problem = PatchEmbedImagesProblem(512, 3, 224, 224, 14, 768, table_rows=256)
+    settings = grid(warpgroups=(1, 2), cluster=(1, 2))
+    rows = sweep(problem, Sm90ImagesConfig(), settings, compiled=False)
+    assert [row.reason for row in rows] == [None] * 4
+    for row in rows:
+        assert row.plan(problem).config == row.config == make_plan(problem, row.config).config
+        assert sweep_table._shown_small(problem, [(row, row.plan(problem))])[0].config == row.config
+
+
+def test_values_are_varied_around_what_the_problem_gets(capsys: pytest.CaptureFixture[str]) -> None:
+    """A skinny product: the class has buffers that small tiles refuse, row 0 has none of them."""
+    skinny = ["sweep", "gemm", "--arch", "sm_90a", "--m", "16", "--no-compile", "--vary", "tile_n=32,64"]
+    assert main([*skinny, "--around", "class"]) == 1
+    assert "store_stages = 2: must be legal" in capsys.readouterr().out
+    assert main(skinny) == 0
+    problem = GemmProblem(m=16, n=4096, k=4096)
+    usual = make_plan(problem, arch="sm_90a").config
+    kind, arch = type(usual), "sm_90a"
+    rows = sweep(problem, around(problem, kind, arch), grid(tile_n=(32, usual.tile_n)), arch=arch, compiled=False)
+    assert [row.config for row in rows] == [dataclasses.replace(usual, tile_n=32), usual]
+    # Where a value needs other fields to change, they do, and the row says so.
+    base = around(LARGE, Sm100ResidentConfig, "sm_100a")
+    few, usual = sweep(LARGE, base, grid(stages=(2, base[0].stages)), arch="sm_100a", compiled=False)
+    assert usual.config == make_plan(LARGE, arch="sm_100a").config and not usual.others
+    with pytest.raises(ValueError, match="stages = 2"):
+        make_plan(LARGE, dataclasses.replace(base[0], stages=2), "sm_100a")
+    changed = {name: value for name, value in vars(few.config).items() if value != getattr(base[0], name)}
+    assert changed == {"stages": 2, **few.others} and "tile_rows" in few.others
+
+
+def test_registers_that_too_many_warpgroups_leave_are_their_fault() -> None:
+    problem = PatchEmbedImagesProblem(512, 3, 224, 224, 14, 768, table_rows=256)
+    for more in ({}, {"tile_images": 4}, {"tile_images": 16}):
+        with pytest.raises(ValueError, match="^warpgroups = 3: .*; nearest legal value: 2$"):
+            make_plan(problem, Sm90ImagesConfig(warpgroups=3, **more))
+    with pytest.raises(ValueError, match="stages = 10: must be legal: .* 2 to 8 stages; nearest legal value: 8"):
+        make_plan(GemmProblem(m=64, n=64, k=64), Sm80GemmConfig(stages=10), "sm_80")
+    with pytest.raises(ValueError, match="tile_positions = 64"):
+        make_plan(LARGE, Sm100ResidentConfig(tile_rows=32, tile_positions=64))
+
+
+class Refused(Exception):
+    """As CuTe DSL raises it where ptxas refuses a kernel."""
+
+    ptxas_error = (
+        "ptxas error   : Entry function\n  '" + 70 * "k" + "'\n uses too much shared data (0xe030 bytes, 0xc000 max)"
+    )
+
+
+def test_the_assemblers_reason_reaches_the_table() -> None:
+    reason = reason_of(Refused("\x1b[91merror:\x1b[0m PTX assembly failed\n\n  --> kernel.py"))
+    assert reason == f"Refused: Entry function '{39 * 'k'}..' uses too much shared data (0xe030 bytes, 0xc000 max)"
+    assert reason_of(ValueError("\x1b[1;31mred\x1b[0m\a\nmore")) == "ValueError: red\\x07"
+
+
+def test_a_run_of_a_program_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the program, what it imports, its arguments, or this package change; what was refused is tried again."""
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path / "cache"))
+    script, helper, runs = tmp_path / "program.py", tmp_path / "helper.py", []
+    script.write_text("import helper")
+    helper.write_text("size = 1")
+
+    def cached(*words: str, **facts: object) -> dict:
+        def run() -> dict:
+            runs.append(words)
+            sweep_program_module.run_once(str(script), words, io.StringIO())
+            return {"registers": 8, **facts}
+
+        return sweep_program_module.cached(str(script), words, "sm_90a", run)
+
+    assert cached("--a=1") == cached("--a=1") == {"registers": 8} and len(runs) == 1
+    cached("--a=2")
+    helper.write_text("size = 2")
+    cached("--a=1")
+    script.write_text("import helper  # again")
+    cached("--a=1")
+    assert len(runs) == 4
+    for _ in range(2):
+        cached("--a=3", reason="too small")
+    assert len(runs) == 6
+    assert kernel_cache.clear(tmp_path / "cache") == 0 and not list((tmp_path / "cache").glob("*.run"))
+    cached("--a=1")
+    assert len(runs) == 7

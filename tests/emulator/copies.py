@@ -67,13 +67,13 @@ class Machine:
     def _ask(self, what: int) -> bool:
         fault, tracker = self.header.fault, self.cluster.tracker
         if what in bulk.ASKED:
-            self.bulk.answer(what, fault, self.crew and self.crew[0])
+            self.bulk.answer(what, fault.bulk, self.crew and self.crew[0])
         elif what == CONSTANTS["RACE_RAISED"]:
             tracker.unit.reraise()
         elif what in access_faults.FAULTS:
-            raise access_faults.fault(what, fault, self.shared, self.gmem, None)
+            raise access_faults.fault(what, fault.access, self.shared, self.gmem, None)
         else:
-            raise (tracker and tracker.fault(what, fault, self.crew[0].agent)) or self.barriers.fault(what)
+            raise (tracker and tracker.fault(what, fault.barrier, self.crew[0].agent)) or self.barriers.fault(what)
         return True
 
     def fill(self, data: np.ndarray, rank: int = 0) -> None:

@@ -256,6 +256,6 @@ def complete_phase(tracker: RaceTracker, address: int, phase: int) -> None:
     point = tracker.points[address]
     late = library().point_overtaken(point.address, phase, None)
     if late >= 0:
-        fault = STRUCTURES["Fault"](operation=CONSTANTS["ARRIVE"], address=address, warp=late, place=-1)
+        fault = STRUCTURES["BarrierFault"](operation=CONSTANTS["ARRIVE"], address=address, warp=late, place=-1)
         tracker.report(tracker.fault(CONSTANTS["PHASE_OVERRUN"], fault, None))
     point.complete(phase)

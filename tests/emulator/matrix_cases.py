@@ -422,7 +422,7 @@ def _copy_in(nbytes: int) -> str:
 
 
 def _kernel(body: str, registers: str) -> str:
-    return f""".version 8.0
+    return f""".version 8.7
 .target sm_90a
 .address_size 64
 .extern .shared .align 1024 .b8 dynamic[];

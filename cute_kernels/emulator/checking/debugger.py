@@ -27,7 +27,8 @@ from cute_kernels.common.chips import chip_of
 from cute_kernels.emulator.checking import inspection, watching
 from cute_kernels.emulator.checking.provenance import Origin
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.isa.ptx.decode import Instruction, parse
+from cute_kernels.emulator.isa.ptx.decode import parse
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.units.sm import Warp

@@ -9,7 +9,7 @@ import numpy as np
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.reports.arrays import Tile, arrays, tiles
 from cute_kernels.emulator.reports.barriers import Barriers

@@ -18,10 +18,18 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.checking import inspection
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.isa.ptx.families import read, written
 from cute_kernels.emulator.isa.ptx.flow import Flow
-from cute_kernels.emulator.isa.ptx.program import Immediate, Memory, Operand, Register, Symbol, Vector
+from cute_kernels.emulator.isa.ptx.program import (
+    TYPE_BITS,
+    Immediate,
+    Instruction,
+    Memory,
+    Operand,
+    Register,
+    Symbol,
+    Vector,
+)
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK
 from cute_kernels.emulator.machine.state.tmem import LANES

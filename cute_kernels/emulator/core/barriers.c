@@ -65,10 +65,10 @@ static const Instruction *run_named(const Instruction *i, uint8_t *s, Machine *m
   Agent *agent = t->context ? t->context->agent : NULL;
   if (*waiting == NO_GENERATION) {
     int32_t wrong = refused(all, number, threads, m->active == header->live);
-    if (wrong != GO) return stops(t, wrong, .number = number, .threads = threads, .lanes = m->active), leave(m, ERROR);
+    if (wrong != GO) return stops(t, wrong, .named = {number, threads}, .lanes.mask = m->active), leave(m, ERROR);
     NamedBarrier *barrier = &all->barriers[number];
     int full = barrier->arrivals == barrier->room || (agent && !barrier->point);
-    if (full && stops(t, MAKE_ROOM, .number = number)) return leave(m, ERROR);
+    if (full && stops(t, MAKE_ROOM, .named.number = number)) return leave(m, ERROR);
     uint32_t voted = i->c & ROWS_B ? AT(u32, i->b) & m->active : operation >= BAR_RED_POPC && AT(u64, i->b) ? m->active : 0;
     if (agent) agent_release(agent, barrier->point, m->active, ORDER_SYNC);
     int64_t generation = barrier->generation;

@@ -12,7 +12,7 @@
 
 enum { SHARED_ALIGNMENT = 128, UNIT = 128, CTA_MASK = 65535, FOUR_ROWS = 4 };  // of a box; packed elements with padding
 
-static int breaks(Tables *t, const BulkCopy *copy, int rule) { return asks(t, BULK_REFUSED, copy, .rule = rule); }
+static int breaks(Tables *t, const BulkCopy *copy, int rule) { return asks(t, BULK_REFUSED, copy, .bulk.rule = rule); }
 
 // --- what is asked for -----------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ static int take_map(Tables *t, BulkCopy *copy) {
     map++;
   if (map == end) {
     if (asks(t, BULK_MAP, copy)) return 1;
-    map = &t->maps[t->fault.number];
+    map = &t->maps[t->fault.bulk.number];
   }
   copy->map = *map;
   if (copy->fours) {
@@ -76,15 +76,15 @@ static int take_map(Tables *t, BulkCopy *copy) {
 
 static int has_no_cta(Tables *t, int64_t address) {
   int64_t rank = address >> RANK_SHIFT;
-  return (rank < 0 || rank >= t->ranks) && stops(t, ACCESS_NO_CTA, .operation = SPACE_SHARED, .address = address);
+  return (rank < 0 || rank >= t->ranks) && stops(t, ACCESS_NO_CTA, .access = {SPACE_SHARED, address});
 }
 
 int leaves_cta(Tables *t, int64_t address, int64_t nbytes) {
   if (has_no_cta(t, address)) return 1;
   const Cta *cta = &t->ctas[address >> RANK_SHIFT];
-  if (cta->exited && t->flags & STATES) return stops(t, ACCESS_EXITED, .operation = SPACE_SHARED, .address = address, .amount = nbytes);
+  if (cta->exited && t->flags & STATES) return stops(t, ACCESS_EXITED, .access = {SPACE_SHARED, address, nbytes});
   return (address & OFFSET_MASK) + nbytes > cta->size &&
-         stops(t, ACCESS_OUTSIDE, .operation = SPACE_SHARED, .address = address, .amount = nbytes);
+         stops(t, ACCESS_OUTSIDE, .access = {SPACE_SHARED, address, nbytes});
 }
 
 static int leaves_region(Tables *t, uint64_t start, uint64_t nbytes, int write) {
@@ -93,7 +93,7 @@ static int leaves_region(Tables *t, uint64_t start, uint64_t nbytes, int write) 
     if ((region->writable || !write) && is_within(start, nbytes, region->start, region->end)) return 0;
   }
   int64_t operation = SPACE_GLOBAL | ACCESS_TOGETHER | (write ? ACCESS_WRITE : 0);
-  return stops(t, ACCESS_UNREGISTERED, .operation = operation, .address = (int64_t)start, .amount = (int64_t)nbytes);
+  return stops(t, ACCESS_UNREGISTERED, .access = {operation, (int64_t)start, (int64_t)nbytes});
 }
 
 enum { ADDRESS_BITS = 48 };
@@ -136,7 +136,7 @@ static void mark_pieces(const Tables *t, const BulkCopy *copy, const Pieces *pie
 // --- effects ---------------------------------------------------------------------------------------------------------
 
 static int combines(Tables *t, const BulkCopy *copy, uint8_t *cells, const uint8_t *more, int64_t nbytes) {
-  return asks(t, BULK_COMBINE, copy, .amount = nbytes, .cells = WHERE(cells), .more = WHERE(more));
+  return asks(t, BULK_COMBINE, copy, .bulk.nbytes = nbytes, .bulk.cells = WHERE(cells), .bulk.more = WHERE(more));
 }
 
 static int load(Tables *t, const BulkCopy *copy) {
@@ -242,8 +242,8 @@ static int issue_to_cta(Tables *t, BulkCopy *given, int64_t target, int64_t sign
   wrong = wrong || (t->context && races_to_cta(t, copy, first));
   if (!wrong && first && copy->rank && copy->map.changes) {
     wrong = asks(t, BULK_MAP_READ, copy);
-    given->map_column = copy->map_column = t->fault.column;
-    given->map_clock = copy->map_clock = t->fault.clock;
+    given->map_column = copy->map_column = t->fault.bulk.column;
+    given->map_clock = copy->map_clock = t->fault.bulk.clock;
   }
   wrong = wrong || work_submit(t->work, &copy->work, size);
   if (width) free(copy);
@@ -380,7 +380,7 @@ static const Instruction *run_bulk_copy(const Instruction *i, uint8_t *s, Machin
     take_operands(&copy, s, list, lane);
     if (once && as_before(&copy, done, &count)) continue;
     if (copy.kind == BULK_STORE) {
-      if (!(header->storing >> lane & 1) && stops(t, BULK_GROUPS, .lane = lane)) return leave(m, ERROR);
+      if (!(header->storing >> lane & 1) && stops(t, BULK_GROUPS, .bulk.lane = lane)) return leave(m, ERROR);
       copy.thread = bulk_thread(header, lane);
     }
     if (issue(t, &copy)) return leave(m, ERROR);

@@ -10,7 +10,7 @@ static inline BulkThread *bulk_thread(const WarpHeader *header, int lane) {
 }
 
 // Whether execution ends here, as of all below.
-#define asks(t, what, copy, ...) stops(t, what, .record = WHERE(copy), __VA_ARGS__)
+#define asks(t, what, copy, ...) stops(t, what, .bulk.record = WHERE(copy), __VA_ARGS__)
 
 static inline int is_within(uint64_t start, uint64_t nbytes, int64_t low, int64_t high) {
   return start >= (uint64_t)low && start <= (uint64_t)high && nbytes <= (uint64_t)high - start;

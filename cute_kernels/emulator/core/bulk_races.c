@@ -36,7 +36,7 @@ static int races_in_shared(
   access.rows = pieces->count;
   access.count = pieces->nbytes;
   if (races(t, &access)) return 1;
-  return !write && rank != t->context->agent->rank && asks(t, BULK_ELSEWHERE, copy, .cta = rank, .identity = identity);
+  return !write && rank != t->context->agent->rank && asks(t, BULK_ELSEWHERE, copy, .bulk.cta = rank, .bulk.identity = identity);
 }
 
 // The first region that has a range; one behind the last: none.
@@ -78,10 +78,10 @@ static int64_t name_of(Tables *t, const BulkCopy *copy) {
   for (; t->names[slot].key[0]; slot = (slot + 1) % NAMES)
     if (!memcmp(t->names[slot].key, key, sizeof key)) return t->names[slot].text;
   if (asks(t, BULK_NAME, copy)) return -1;
-  if (t->name_count == MOST_NAMES) return t->fault.text;
+  if (t->name_count == MOST_NAMES) return t->fault.bulk.text;
   t->name_count++;
   memcpy(t->names[slot].key, key, sizeof key);
-  return t->names[slot].text = t->fault.text;
+  return t->names[slot].text = t->fault.bulk.text;
 }
 
 // An epoch of a copy; 0: Python has raised.
@@ -93,10 +93,10 @@ static int64_t epoch_of(Tables *t, const BulkCopy *copy, int64_t column, int64_t
 int races_to_cta(Tables *t, BulkCopy *copy, int first) {
   Agent *agent = t->context->agent;
   const Barrier *barrier = barrier_at(t, copy->signal);
-  if (!barrier || !barrier->point) return stops(t, NOT_LIVE, .operation = COMPLETE_TX, .address = copy->signal);
+  if (!barrier || !barrier->point) return stops(t, NOT_LIVE, .barrier = {COMPLETE_TX, copy->signal});
   const Point *point = barrier->point;
   if (point->init_clock && !is_initialised(agent, point) &&
-      asks(t, BULK_INIT_ORDER, copy, .column = point->init_column, .clock = point->init_clock))
+      asks(t, BULK_INIT_ORDER, copy, .bulk.column = point->init_column, .bulk.clock = point->init_clock))
     return 1;
   if (leaves_cta(t, copy->shared, pieces_span(copy, copy->shared & OFFSET_MASK))) return 1;
   copy->identity = epoch_of(t, copy, point->column, NEVER, copy->reduction ? STRONG : 0);
@@ -132,7 +132,7 @@ int pass_on(Tables *t, const BulkCopy *copy) {
   if (copy->map_column < 0) return 0;
   clocks_raise(point->gathered, point->width, ROW_TENSOR, copy->map_column, copy->map_clock);
   return !point_add_stream(point, copy->map_column) &&
-         stops(t, ADD_STREAM, .address = copy->signal, .column = copy->map_column);
+         stops(t, ADD_STREAM, .barrier = {.address = copy->signal, .column = copy->map_column});
 }
 
 int races_of_store(Tables *t, BulkCopy *copy, const Pieces *source, const Rows *target) {

@@ -11,7 +11,7 @@ static int note(Tables *t, const TensorCommit *commit, const Point *point, int64
   if (commit->work.warp >= point->warps) return 1;
   Followed *warp = &point->followed[commit->work.warp];
   if (warp->commit_column >= 0 && warp->commit_column != commit->column &&
-      stops(t, COMMITS_MEET, .address = target))
+      stops(t, COMMITS_MEET, .barrier.address = target))
     return 0;
   warp->commit_column = commit->column;
   warp->commit = commit->clock;
@@ -57,15 +57,15 @@ static int watch(Tables *t, TensorCommit *commit, Stream *stream, int64_t lane) 
   for (int64_t i = 0; i < commit->count; i++) {
     const Barrier *barrier = barrier_at(t, commit->targets[i]);
     if (!barrier || !barrier->point || point_add_stream(barrier->point, stream->column)) continue;
-    if (stops(t, ADD_STREAM, .address = commit->targets[i], .column = stream->column)) return 0;
+    if (stops(t, ADD_STREAM, .barrier = {.address = commit->targets[i], .column = stream->column})) return 0;
   }
   return 1;
 }
 
 int32_t tensor_commit(Tables *t, int64_t rank, int64_t warp, int64_t lane, int64_t address, int64_t multicast) {
   TensorThread *thread = &t->tensor_threads[warp * LANES + lane];
-  if (!thread->label && stops(t, NAME_COMMIT, .record = WHERE(thread), .lane = lane)) return 1;
-  if (multicast >= 0 && (!multicast || multicast >> t->ranks)) return stops(t, COMMIT_MASK, .ctas = multicast);
+  if (!thread->label && stops(t, NAME_COMMIT, .tensor = {.record = WHERE(thread), .lane = lane})) return 1;
+  if (multicast >= 0 && (!multicast || multicast >> t->ranks)) return stops(t, COMMIT_MASK, .tensor.ctas = multicast);
   int64_t width = t->context ? t->context->agent->width : 0, size = (int64_t)sizeof(TensorCommit) + CLOCK_BYTES(width);
   TensorCommit *commit = malloc((size_t)size);
   *commit = (TensorCommit){

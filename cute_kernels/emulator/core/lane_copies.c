@@ -116,7 +116,7 @@ int32_t lane_copy_run(WorkQueues *all, LaneCopy *copy) {
   Lanes targets, sources;
   take(copy, &targets, &sources);
   if (targets.count && (!has_sources(t, &sources, copy->counts) || !find_shared(t, &targets, 1, copy->nbytes)))
-    return stops(t, COPY_REFUSED, .record = WHERE(copy));
+    return stops(t, COPY_REFUSED, .copy.record = WHERE(copy));
   for (int i = 0; i < targets.count; i++) {
     int64_t lane = targets.lanes[i], count = copy->counts[lane];
     memcpy(targets.data[i], (const void *)(uintptr_t)copy->sources[lane], (size_t)count);
@@ -173,7 +173,7 @@ static const Instruction *run_copy_lanes(const Instruction *i, uint8_t *s, Machi
     most = copy.counts[lane] > most ? copy.counts[lane] : most;
   }
   if (most > copy.nbytes || bits & (copy.nbytes - 1)) {
-    stops(t, COPY_REFUSED, .record = WHERE(&copy));
+    stops(t, COPY_REFUSED, .copy.record = WHERE(&copy));
     return leave(m, ERROR);
   }
   if (t->meter && copy.lanes) {
@@ -187,7 +187,7 @@ static const Instruction *run_copy_lanes(const Instruction *i, uint8_t *s, Machi
     if (!takes_logs(t)) return leave(m, ERROR);
     take(&copy, &targets, &sources);
     if (!watch(t->context, &copy, &targets, &sources) &&
-        stops(t, COPY_UNORDERED, .record = WHERE(&copy)))
+        stops(t, COPY_UNORDERED, .copy.record = WHERE(&copy)))
       return leave(m, ERROR);
   }
   return work_submit(t->work, &copy.work, sizeof copy) ? leave(m, ERROR) : i + 1;
@@ -237,8 +237,8 @@ int32_t copies_arrival_run(WorkQueues *all, CopiesArrival *arrival) {
 
 static int64_t label_of(Tables *t, LaneCopies *copies, int lane) {
   if (!copies->labels[lane]) {
-    stops(t, NAME_ARRIVAL, .lane = lane);
-    copies->labels[lane] = t->fault.text;
+    stops(t, NAME_ARRIVAL, .copy.lane = lane);
+    copies->labels[lane] = t->fault.copy.text;
   }
   return copies->labels[lane];
 }

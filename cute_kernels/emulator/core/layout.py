@@ -109,11 +109,8 @@ def assertions() -> str:
 
 
 def words(name: str) -> dict[str, int]:
-    """Index of the first word of each member of a structure of 64-bit words.
-
-    Raises:
-        ValueError: there are members that do not begin at a word.
-    """
+    """Index of the first word of each member of a structure of 64-bit words. Raises ValueError: there are members that
+    do not begin at a word."""
     structure = STRUCTURES[name]
     offsets = {field: getattr(structure, field).offset for field, *_ in structure._fields_}
     if ctypes.sizeof(structure) % 8 or any(offset % 8 for offset in offsets.values()):

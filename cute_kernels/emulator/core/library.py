@@ -21,11 +21,8 @@ def library() -> ctypes.CDLL:
 
 
 def load(name: str) -> ctypes.CDLL:
-    """The core of a variant, with the types of its functions; compiled first if its sources have changed.
-
-    Raises:
-        CoreNotBuilt: see `build.library`.
-    """
+    """The core of a variant, with the types of its functions; compiled first if its sources have changed. Raises
+    CoreNotBuilt: see `build.library`."""
     loaded = ctypes.CDLL(str(build.library(name)))
     for name, (result, *arguments) in layout.FUNCTIONS.items():
         function = getattr(loaded, name)
@@ -40,11 +37,8 @@ def address(name: str) -> int:
 
 
 def variant() -> str:
-    """The last variant whose instructions this processor has, or the one that the environment names.
-
-    Raises:
-        ValueError: it names one that does not exist, or that the processor has not all instructions of.
-    """
+    """The last variant whose instructions this processor has, or the one that the environment names. Raises ValueError:
+    it names one that does not exist, or that the processor has not all instructions of."""
     named = os.environ.get(VARIABLE)
     if not named:  # an empty value is how a shell's `VARIABLE= command` takes one back
         return usable()[-1]

@@ -9,7 +9,7 @@
 static Barrier *live(Tables *t, int64_t operation, int64_t address) {
   Barrier *barrier = barrier_at(t, address);
   if (barrier && !t->ctas[address >> RANK_SHIFT].exited) return barrier;
-  stops(t, barrier ? EXITED : NOT_LIVE, .operation = operation, .address = address);
+  stops(t, barrier ? EXITED : NOT_LIVE, .barrier = {operation, address});
   return NULL;
 }
 
@@ -18,8 +18,8 @@ static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t addres
   if (barrier->pending || barrier->tx) return 1;
   Point *point = barrier->point;
   int64_t late = point ? point_overtaken(point, barrier->phase, NULL) : -1;
-  if (late >= 0 && stops(t, PHASE_OVERRUN, .operation = operation, .address = address, .warp = late,
-                         .place = point->followed[late].waited_place)) return 0;
+  int64_t place = late < 0 ? -1 : point->followed[late].waited_place;
+  if (late >= 0 && stops(t, PHASE_OVERRUN, .barrier = {operation, address, .warp = late, .place = place})) return 0;
   if (point) point_complete(point, barrier->phase);
   barrier->phase++;
   barrier->pending = barrier->expected;
@@ -58,7 +58,7 @@ int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amoun
       barrier->arriver = who;
       if (barrier->tx < 0 && !barrier->pending) wrong = EXTRA_BYTES;
   }
-  if (wrong) return stops(t, wrong, .operation = operation, .address = address, .amount = amount, .arriver = who), -1;
+  if (wrong) return stops(t, wrong, .barrier = {operation, address, amount, who}), -1;
   if (operation == EXPECT_TX || operation == EXPECT_ARRIVALS) return phase;
   return settle(t, barrier, operation, address) ? phase : -1;
 }
@@ -123,8 +123,7 @@ static Lanes next_of(const Instruction *i, const uint8_t *s, uint32_t left, int 
 int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *point) {
   const Agent *agent = t->context->agent;
   return !point->init_clock || is_initialised(agent, point) ||
-         !stops(t, INIT_ORDER, .operation = operation, .address = address, .column = point->init_column,
-                .clock = point->init_clock);
+         !stops(t, INIT_ORDER, .barrier = {operation, address, .column = point->init_column, .clock = point->init_clock});
 }
 
 // Lanes are about to arrive.
@@ -184,7 +183,7 @@ static int look(Tables *t, int64_t operation, const Lanes *group) {
   const Barrier *barrier = barrier_at(t, group->address);
   int64_t back = (barrier->phase ^ group->amount) & 1, phase = barrier->phase - back;
   return phase <= 0 || !barrier->point || point_knows(barrier->point, t->context->agent, back) ||
-         !stops(t, PHASE_AMBIGUOUS, .operation = operation, .address = group->address, .phase = phase);
+         !stops(t, PHASE_AMBIGUOUS, .barrier = {operation, group->address, .phase = phase});
 }
 
 // Lanes saw the phase before the current one complete.

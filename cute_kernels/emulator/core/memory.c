@@ -30,7 +30,7 @@ static int64_t operation_of(const Request *r, int32_t space) {
 // Whether execution ends here.
 static int refuse(Tables *t, const Request *r, int32_t what, int32_t space, int64_t address) {
   t->place = r->instruction;
-  return stops(t, what, .operation = operation_of(r, space), .address = address, .amount = bytes_of(r), .lanes = r->mask);
+  return stops(t, what, .access = {operation_of(r, space), address, bytes_of(r), r->mask});
 }
 
 // Whether some byte of an access to a CTA's memory is such that this is wrong.
@@ -48,8 +48,8 @@ int refused_by_cta(Tables *t, int64_t operation, int64_t nbytes, const int64_t *
   const Cta *cta = &t->ctas[rank];
   int64_t base = rank << RANK_SHIFT, most = 0;
   for (int64_t i = 0; i < count; i++) most = offsets[i] > most ? offsets[i] : most;
-  if (t->flags & STATES && cta->exited) return stops(t, ACCESS_EXITED, .operation = operation, .address = base, .amount = nbytes);
-  if (most + nbytes > cta->size) return stops(t, ACCESS_OUTSIDE, .operation = operation, .address = base | most, .amount = nbytes);
+  if (t->flags & STATES && cta->exited) return stops(t, ACCESS_EXITED, .access = {operation, base, nbytes});
+  if (most + nbytes > cta->size) return stops(t, ACCESS_OUTSIDE, .access = {operation, base | most, nbytes});
   if (!(t->flags & STATES)) return 0;
   Repeat *repeat = &t->uninitialised[(uint64_t)t->place % REPEATS];
   int told = repeat->count && repeat->key == (uint64_t)t->place;
@@ -57,7 +57,7 @@ int refused_by_cta(Tables *t, int64_t operation, int64_t nbytes, const int64_t *
     for (int64_t i = 0; i < count; i++) {
       if (!touches(cta, offsets[i], nbytes, kinds[k])) continue;
       if (kinds[k] == ACCESS_UNINITIALISED) *repeat = (Repeat){(uint64_t)t->place, t->place >= 0};
-      return stops(t, kinds[k], .operation = operation, .address = base | offsets[i], .amount = nbytes);
+      return stops(t, kinds[k], .access = {operation, base | offsets[i], nbytes});
     }
   return 0;
 }
@@ -534,7 +534,7 @@ static int matrices(
 // A part of the warp executes what all of its lanes have to.
 static const Instruction *part_of_a_warp(Machine *m, int64_t instruction) {
   m->tables->place = instruction;
-  stops(m->tables, WRONG_LANES, .lanes = m->active);
+  stops(m->tables, WRONG_LANES, .lanes.mask = m->active);
   return leave(m, ERROR);
 }
 

@@ -46,11 +46,7 @@ def operations() -> dict[tuple[str, bool], int]:
 
 @functools.cache
 def pure_operation(name: str) -> tuple[str, int]:
-    """Name in the core's table and constant of a pure operation.
-
-    Raises:
-        KeyError: the table has none of this name.
-    """
+    """Name in the core's table and constant of a pure operation. Raises KeyError: the table has none of this name."""
     for pattern, base, constant in _WITH_CONSTANT:
         match = pattern.fullmatch(name)
         if match:

@@ -117,7 +117,7 @@ static const Instruction *run_registers_move(const Instruction *i, uint8_t *s, M
     move(&flight, s, list + 1, list + 1 + count, count);
     return i + 1;
   }
-  if (stops(m->tables, WGMMA_COPIED, .lanes = m->active)) return leave(m, ERROR);
+  if (stops(m->tables, WGMMA_COPIED, .lanes.mask = m->active)) return leave(m, ERROR);
   move_lanes(&flight, s, list + 1, list + 1 + count, count, m->active);
   return i + 1;
 }

@@ -76,28 +76,54 @@ enum {
   TAKE_EVENTS,  // for observers
   BY_CHANCE   // whether a wait fails though it could succeed
 };
-// Facts of what Python is asked; those that it does not have are 0.
-typedef struct Fault {
-  int64_t operation;        // on an mbarrier (ARRIVE ..) or a named barrier (BAR_SYNC ..); of an access: space and ACCESS_*
-  int64_t address;          // of the mbarrier, or of the access; of local memory: where those of all lanes are
-  int64_t amount;           // of arrivals or bytes
-  int64_t arriver;          // the number of a label plus one, or 0
-  int64_t phase;            // that is waited for
-  int64_t warp, place;      // whose wait may come too late, at the instruction with this index
-  int64_t column, clock;    // of mbarrier.init, a stream or a read
-  int64_t number, threads;  // of a named barrier; -1: all threads; of a tensor map
-  int64_t lanes, executing; // masks of the lanes that are wrong, and that execute
-  int64_t lane, members;    // members: the mask
+// Facts of what Python is asked: each unit has a structure of its own. Facts that a question does not have are 0.
+typedef struct BarrierFault {  // of an mbarrier
+  int64_t operation, address, amount;  // ARRIVE .. ; arrivals or bytes
+  int64_t arriver;                     // the number of a label plus one, or 0
+  int64_t phase;                       // that is waited for
+  int64_t warp, place;                 // whose wait may come too late, at the instruction with this index
+  int64_t column, clock;               // of the mbarrier.init; of a stream
+} BarrierFault;
+typedef struct NamedFault { int64_t number, threads; } NamedFault;  // of a named barrier; threads -1: all
+typedef struct LaneFault {
+  int64_t mask, executing;  // lanes that are wrong, and that execute
+  int64_t members;          // the member mask
   int64_t operands, bits;   // where the values of all lanes are, of so many bits
-  int64_t record, thread;   // where the LaneCopy, BulkCopy, Wgmma, TensorThread, TensorAccess or TensorMma is; TensorThread
-  int64_t rule, operand;    // of the record: the rule that it breaks, in the operand A or B
-  int64_t cta, ctas;        // rank; mask
-  int64_t text, identity;   // numbers of the race detector's
-  int64_t cells, more;      // where the bytes are that are combined
-  int64_t form, descriptor, why;  // of a wgmma; what is wrong with the descriptor, see `wgmma_matrix`
-  int64_t low, high;              // of an operand, in the CTA's memory
-  int64_t places, theirs;         // of the pieces of an operand; the Wgmma of the other warps
-  int64_t index;                  // of a load of tensor memory
+} LaneFault;
+typedef struct AccessFault {
+  int64_t how;             // the space and ACCESS_WRITE, ACCESS_TOGETHER
+  int64_t address, nbytes;  // of local memory: where the addresses of all lanes are
+  int64_t lanes;
+} AccessFault;
+typedef struct CopyFault { int64_t record, lane, text; } CopyFault;  // of cp.async: a `LaneCopy`
+typedef struct BulkFault {
+  int64_t record, rule, lane;   // a `BulkCopy`, and the rule that it breaks
+  int64_t text, identity;       // numbers of the race detector's
+  int64_t number;               // of a tensor map
+  int64_t column, clock;        // of mbarrier.init, or of the read of a tensor map
+  int64_t cta;                  // that is read
+  int64_t cells, more, nbytes;  // where the bytes are that are combined
+} BulkFault;
+typedef struct WgmmaFault {
+  int64_t form, record, theirs;  // the `Wgmma`, and the one of the other warps
+  int64_t descriptor, why;       // see `wgmma_matrix`
+  int64_t low, high, cta;        // of an operand, in the CTA's memory
+  int64_t operand, places;       // A or B; its pieces
+} WgmmaFault;
+typedef struct TensorFault {
+  int64_t record, thread;      // a `TensorAccess`, `TensorMma` or, of a commit, `TensorThread`; the thread of an MMA
+  int64_t rule, operand, cta;  // that an MMA breaks, in A or B, at a CTA
+  int64_t lane, ctas, index;   // of a commit, and its mask; of a load
+} TensorFault;
+typedef struct Fault {
+  BarrierFault barrier;
+  NamedFault named;
+  LaneFault lanes;
+  AccessFault access;
+  CopyFault copy;
+  BulkFault bulk;
+  WgmmaFault wgmma;
+  TensorFault tensor;
 } Fault;
 typedef struct Barrier {
   int64_t phase;     // completed phases
@@ -158,7 +184,7 @@ struct NamedBarriers {
 enum {
   SPACE_SHARED = 0, SPACE_GLOBAL = 1, SPACE_GENERIC = 2,
   SPACE_PARAM = 3, SPACE_LOCAL = 4, SPACE_OWN = 5,  // the last: of the CTA's own shared memory (.shared::cta)
-  ACCESS_SPACE = 7, ACCESS_WRITE = 8, ACCESS_TOGETHER = 16,  // of `Fault.operation`; together: one address for all lanes
+  ACCESS_SPACE = 7, ACCESS_WRITE = 8, ACCESS_TOGETHER = 16,  // of `AccessFault.how`; together: one address for all lanes
   EXCHANGE_ROW = 256  // bytes
 };
 enum {  // 2^61, 3 * 2^60, 2^62

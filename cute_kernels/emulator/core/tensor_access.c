@@ -100,7 +100,7 @@ static int watch(Tables *t, const TensorAccess *access, uint32_t active, int64_t
   if (!access->write && access->shape == SHAPE_32X32B && !access->pack &&
       log_tensor_load(t, active, columns, instruction, address, index))
     return 1;
-  return takes_logs(t) && !stops(t, TENSOR_ORDER, .record = WHERE(access), .index = index);
+  return takes_logs(t) && !stops(t, TENSOR_ORDER, .tensor = {.record = WHERE(access), .index = index});
 }
 
 // At the address in the word a. The list b: instruction, shape, repetitions, columns between halves, number of the load,
@@ -114,7 +114,7 @@ static const Instruction *run_access(const Instruction *i, uint8_t *s, Machine *
   int64_t address = AT(u32, i->a), first = header->index % QUARTERS * LANES;
   t->place = list[0];
   if (m->active != header->live) {
-    stops(t, WRONG_LANES, .lanes = m->active);
+    stops(t, WRONG_LANES, .lanes.mask = m->active);
     return leave(m, ERROR);
   }
   TensorAccess access = {
@@ -125,7 +125,7 @@ static const Instruction *run_access(const Instruction *i, uint8_t *s, Machine *
   for (; registers[access.count]; access.count++) access.registers[access.count] = s + registers[access.count];
   int own = access.lane == first || (access.lane == first + HALF && access.shape != SHAPE_32X32B);
   if (!own || !tensor_access(memory, &access, 0)) {
-    if (stops(t, TENSOR_REFUSED, .record = WHERE(&access))) return leave(m, ERROR);
+    if (stops(t, TENSOR_REFUSED, .tensor.record = WHERE(&access))) return leave(m, ERROR);
     tensor_access(memory, &access, 1);
   }
   t->progress += write;

@@ -31,10 +31,10 @@ static int64_t lane_of(int64_t address) { return address >> 16 & 0xFFFF; }
 static int64_t column_of(int64_t address) { return address & 0xFFFF; }
 
 // Whether execution ends here, as of all below that check or watch.
-#define asks(t, what, mma, ...) stops(t, what, .record = WHERE(mma), __VA_ARGS__)
+#define asks(t, what, mma, ...) stops(t, what, .tensor.record = WHERE(mma), __VA_ARGS__)
 
 static int breaks(Tables *t, const TensorMma *mma, int rule, int64_t operand, int64_t cta) {
-  return asks(t, MMA_REFUSED, mma, .rule = rule, .operand = operand, .cta = cta);
+  return asks(t, MMA_REFUSED, mma, .tensor.rule = rule, .tensor.operand = operand, .tensor.cta = cta);
 }
 
 // --- what is asked for -----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ static int watch(Tables *t, const TensorMma *mma, const SharedOperand operands[2
   TensorThread *thread = &t->tensor_threads[mma->work.warp * LANES + mma->lane];
   int64_t form = 2 * mma->kind + mma->group;
   if (!thread->stream || (!thread->stream->identity && thread->form != form)) {
-    if (asks(t, MMA_NAME, mma, .thread = WHERE(thread))) return 1;
+    if (asks(t, MMA_NAME, mma, .tensor.thread = WHERE(thread))) return 1;
     thread->form = form;
   }
   Stream *stream = thread->stream;

@@ -7,7 +7,7 @@
 
 // Something is wrong with lanes, or with their operands at an address.
 #define wrong(i, m, what, ...)                                                                       \
-  ((m)->tables->place = place_of(i), stops((m)->tables, what, .executing = (m)->active, __VA_ARGS__), \
+  ((m)->tables->place = place_of(i), stops((m)->tables, what, __VA_ARGS__, .lanes.executing = (m)->active), \
    leave(m, ERROR))
 
 // The value a of the executing lanes, whose result is that of one.
@@ -17,7 +17,7 @@
     u##n value = m->active ? a[__builtin_ctz(m->active)] : 0;                                                         \
     int differs = 0;                                                                                                  \
     for (int lane = 0; lane < LANES; lane++) differs |= a[lane] != value && m->active >> lane & 1;                    \
-    if (differs) return wrong(i, m, LANES_DIFFER, .operands = WHERE(a), .bits = n);                                    \
+    if (differs) return wrong(i, m, LANES_DIFFER, .lanes.operands = WHERE(a), .lanes.bits = n);                                    \
     AT(u64, i->d) = value;                                                                                            \
     return i + 1;                                                                                                     \
   }
@@ -47,7 +47,7 @@ FORM(elect) {  // the lowest lane of each group
   for (uint32_t left = m->active; left; left &= ~lanes) {
     lanes = group_of(i, s, m, left, &members);
     int32_t what = refused(s, m, lanes, members);
-    if (what != GO) return wrong(i, m, what, .operands = WHERE(s + i->a), .members = members, .lanes = lanes);
+    if (what != GO) return wrong(i, m, what, .lanes.operands = WHERE(s + i->a), .lanes.members = members, .lanes.mask = lanes);
     elected |= lanes & -lanes;
   }
   AT(u64, i->d) = elected;
@@ -75,7 +75,7 @@ FORM(converge) {  // FLAG: all lanes of the warp, which run together; else a: th
   for (uint32_t left = m->active; left; left &= ~lanes) {
     lanes = i->c & FLAG ? m->active : group_of(i, s, m, left, &members);
     int32_t what = i->c & FLAG ? GO : refused(s, m, lanes, members);
-    if (what != GO) return wrong(i, m, what, .operands = WHERE(s + i->a), .members = members, .lanes = lanes);
+    if (what != GO) return wrong(i, m, what, .lanes.operands = WHERE(s + i->a), .lanes.members = members, .lanes.mask = lanes);
     if (t->context) agent_converge(t->context->agent, lanes);
   }
   return i + 1;
@@ -95,7 +95,7 @@ ORDER(fence_proxy, agent_fence_proxy(t->context->agent, m->active, i->imm & 255)
 ORDER(tensor_fence, agent_fence_tensor(t->context->agent, i->imm & 255))
 ORDER(complete_tensor, agent_complete_tensor(t->context->agent, i->imm & 255))
 FORM(tensor_wait) {
-  if (m->active != ((WarpHeader *)s)->live) return wrong(i, m, WRONG_LANES, .lanes = m->active);
+  if (m->active != ((WarpHeader *)s)->live) return wrong(i, m, WRONG_LANES, .lanes.mask = m->active);
   return run_complete_tensor(i, s, m);
 }
 

@@ -35,7 +35,7 @@ static const Instruction *run_warp_mma(const Instruction *i, uint8_t *s, Machine
   int whole = m->active == ((const WarpHeader *)s)->live;
   if (whole && warp_mma(&m->tables->warp_mmas[list[0]], s, list + 1)) return i + 1;
   m->tables->place = place_of(i);
-  stops(m->tables, whole ? UNKNOWN_MMA : WRONG_LANES, .lanes = m->active);
+  stops(m->tables, whole ? UNKNOWN_MMA : WRONG_LANES, .lanes.mask = m->active);
   return leave(m, ERROR);
 }
 
@@ -43,7 +43,7 @@ static const Instruction *run_warp_mma(const Instruction *i, uint8_t *s, Machine
 static const Instruction *run_whole_warp(const Instruction *i, uint8_t *s, Machine *m) {
   if (m->active == ((const WarpHeader *)s)->live) return i + 1;
   m->tables->place = place_of(i);
-  stops(m->tables, WRONG_LANES, .lanes = m->active);
+  stops(m->tables, WRONG_LANES, .lanes.mask = m->active);
   return leave(m, ERROR);
 }
 

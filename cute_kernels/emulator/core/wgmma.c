@@ -38,9 +38,9 @@ static int refused_operand(Tables *t, const Wgmma *issued, int which, int64_t ra
   SharedOperand found;
   Matrix matrix;
   int32_t wrong = wgmma_matrix(descriptor, &matrix);
-  if (wrong) return stops(t, WGMMA_DESCRIPTOR, .form = issued->form, .descriptor = descriptor, .why = wrong);
+  if (wrong) return stops(t, WGMMA_DESCRIPTOR, .wgmma = {.form = issued->form, .descriptor = descriptor, .why = wrong});
   if (shared_operand(&matrix, &rows, &found) && found.high <= t->ctas[rank].size) return 0;
-  return stops(t, WGMMA_OUTSIDE, .form = issued->form, .low = found.low, .high = found.high, .cta = rank);
+  return stops(t, WGMMA_OUTSIDE, .wgmma = {.form = issued->form, .low = found.low, .high = found.high, .cta = rank});
 }
 
 // --- the product -----------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ static int multiply(
 }
 
 static int uninitialised(Tables *t, int64_t form, const int64_t *places, int operand, int64_t rank) {
-  return stops(t, WGMMA_UNINITIALISED, .form = form, .places = WHERE(places), .operand = operand, .cta = rank);
+  return stops(t, WGMMA_UNINITIALISED, .wgmma = {form, .places = WHERE(places), .operand = operand, .cta = rank});
 }
 
 int32_t wgmma_run(WorkQueues *all, const WgmmaWork *work) {
@@ -203,8 +203,7 @@ static int issue(Tables *t, const WarpHeader *header, Warpgroup *group, const Wg
     operation->accumulate = issued->accumulate;
   } else if (!is_same(form, issued, operation_of(group, number))) {
     const Wgmma *theirs = operation_of(group, number);
-    return stops(t, WGMMA_DIFFERS, .form = issued->form, .record = WHERE(issued), .theirs = WHERE(theirs),
-                 .cta = header->rank);
+    return stops(t, WGMMA_DIFFERS, .wgmma = {issued->form, WHERE(issued), WHERE(theirs), .cta = header->rank});
   }
   if (t->context && !wgmma_learn(t, group, member, number, most, observed)) return 1;
   operation_of(group, number)->parts[member] = issued->parts[member];
@@ -218,7 +217,7 @@ static int issue(Tables *t, const WarpHeader *header, Warpgroup *group, const Wg
 // All of them are for whole warps.
 static int is_part(const Instruction *i, const uint8_t *s, const Machine *m) {
   m->tables->place = place_of(i);
-  return m->active != ((const WarpHeader *)(const void *)s)->live && stops(m->tables, WRONG_LANES, .lanes = m->active);
+  return m->active != ((const WarpHeader *)(const void *)s)->live && stops(m->tables, WRONG_LANES, .lanes.mask = m->active);
 }
 
 // One value of all lanes: in the word at an offset or, where it varies, in a row of lanes. 0: they differ.
@@ -232,7 +231,7 @@ static int together(const uint8_t *s, uint32_t offset, int varies, int64_t *valu
 }
 
 static const Instruction *differs(Machine *m, int32_t what, int64_t form) {
-  stops(m->tables, what, .form = form);
+  stops(m->tables, what, .wgmma.form = form);
   return leave(m, ERROR);
 }
 

@@ -224,12 +224,8 @@ def _plain(units: _Units) -> dict[str, dict[str, dict[str, int]]]:
 
 
 class UnitCounters:
-    """The work of the units of one cluster, which the core counts, and the waits of its warps.
-
-    Attributes:
-        warp: which warp runs now; work is attributed to its role.
-        core: where the core counts, from the first warp on.
-    """
+    """The work of the units of one cluster, which the core counts, and the waits of its warps. ``warp``: which warp
+    runs now; work is attributed to its role; ``core``: where the core counts, from the first warp on."""
 
     def __init__(self) -> None:
         self.warp: WarpState | None = None
@@ -260,10 +256,8 @@ class UnitCounters:
         executions = counters.by_instruction()
         by_instruction = [
             InstructionCounts(
-                instructions[index].line if index >= 0 else 0,
-                instructions[index].opcode if index >= 0 else "",
-                executions.get(index, {}),
-                _plain(places[index]) if index in places else {},
+                instructions[index].line if index >= 0 else 0, instructions[index].opcode if index >= 0 else "",
+                executions.get(index, {}), _plain(places[index]) if index in places else {},
             )
             for index in sorted({*executions, *places})
         ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state.warp import WarpState
 
 _METER = np.dtype([(name, np.int64) for name, _ in STRUCTURES["Meter"]._fields_])

@@ -41,11 +41,8 @@ def _activity(parts: Sequence[str]) -> str:
 
 
 def parse(text: str) -> tuple[str, tuple[str, ...]]:
-    """``[KERNEL:]ROLE=WARPS,ROLE=WARPS,...``, WARPS being 4 or 0-3, as (part of a kernel's name, name per warp).
-
-    Raises:
-        ValueError: anything else; a warp with two roles.
-    """
+    """``[KERNEL:]ROLE=WARPS,ROLE=WARPS,...``, WARPS being 4 or 0-3, as (part of a kernel's name, name per warp). Raises
+    ValueError: anything else; a warp with two roles."""
     kernel, colon, rest = text.rpartition(":")
     names: dict[int, str] = {}
     for item in rest.split(","):
@@ -79,10 +76,7 @@ def of_kernel(kernel: str, roles: Mapping[str, Sequence[str]]) -> tuple[str, ...
 
 def grouped(activities: Mapping[str, str]) -> dict[str, list[str]]:
     """Tracks of counts that stand for one row, by its title: warps without a name that do the same, else one track.
-
-    Args:
-        activities: by track (the name of a role, or "warp 3"), of `activity`.
-    """
+    ``activities``: by track (the name of a role, or "warp 3"), of `activity`."""
     groups: dict[str, list[str]] = {}
     unnamed: dict[str, list[int]] = {}
     for track, does in activities.items():

@@ -22,31 +22,23 @@ import contextlib
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cute_kernels.common.trace_events import TraceEvents, Track
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.flow import Flow
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.mbarrier import OPERATIONS
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.machine.state.warp import ClusterState, Wait, WarpState
 from cute_kernels.emulator.observe.roles import activity
 
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.flow import Flow
-
 _UNIT_TRACKS = 1000  # thread ids of units begin here, after those of the warps
 _IN_ORDER = ("tcgen05", "wgmma")  # engines whose operations run one after the other
 
 
 class Timeline:
-    """Collects the events of a launch.
-
-    Attributes:
-        events: what was recorded.
-        open: of clusters that have not ended.
-    """
+    """Collects the events of a launch. ``events``: what was recorded; ``open``: of clusters that have not ended."""
 
     def __init__(self) -> None:
         self.events = TraceEvents()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from cute_kernels.emulator.errors import (
     raising,
 )
 from cute_kernels.emulator.facts import Memory, Side, WarpName
+from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.machine.state.tmem import COLUMNS, LANE_GROUP, LANES
 from cute_kernels.emulator.races.abroad import Abroad
@@ -34,9 +34,6 @@ from cute_kernels.emulator.races.operations import Operation
 from cute_kernels.emulator.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.races.sync_point import Columns, Row, SyncPoint
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 
 LogEntry, Access = STRUCTURES["LogEntry"], STRUCTURES["Access"]
 _WEAK = "the synchronisation between them is relaxed, or its scope does not include both"
@@ -52,13 +49,7 @@ class RaceChecks:
         strict: see `Options.strict`.
     """
 
-    def __init__(
-        self,
-        sizes: list[int],
-        launch: LaunchShadow,
-        warps: int = 1,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, sizes: list[int], launch: LaunchShadow, warps: int = 1, strict: bool = False) -> None:
         self.strict = strict
         self.launch, self.epochs = launch, launch.epochs
         self.ranks = len(sizes)
@@ -123,24 +114,14 @@ class RaceChecks:
         return next(one for one in known if one.address == address)
 
     def _asked(self, what: int, conflict: ctypes.Structure) -> None:
-        self.kept = b""
-        if conflict.entry and self.stand is not None:
-            entry = LogEntry.from_address(conflict.entry)
-            self.kept = bytes(entry.value[: entry.kept])
-            self.stand(entry)
+        """The core has come upon something: a strong access, one of another CTA or cluster, one that may be late."""
+        self._stand_at_entry(conflict)
         if what == CONSTANTS["RACE_STRONG"]:
             self.ordered(LogEntry.from_address(conflict.entry))
             return
         access = Access.from_address(conflict.access)
         if access.issuer:
-            self.arrive()
-            self.agent = next(agent for agent in self.agents if agent.block_address == access.issuer)
-            column = int(self.epochs.columns[access.identity >> LANE_BITS])
-            clocks = self.agent.clocks
-            if access.own < 0:  # of several warps
-                visible = access.known - clocks.strides[0] * Row.VISIBLE
-                clocks = array_at(visible, clocks.size, np.int32).reshape(clocks.shape).copy()
-            self.looking = Operation(access.identity, column, clocks, access.own, access.lane)
+            self._look_as_operation(access)
         if what == CONSTANTS["RACE_ELSEWHERE"]:
             self.elsewhere(conflict)
         elif what == CONSTANTS["RACE_ABROAD"]:
@@ -149,6 +130,24 @@ class RaceChecks:
         elif (report := self._identity(what, conflict, access)) not in self.reported:
             self._report_late(what, conflict, access)
             self.reported.add(report)
+
+    def _stand_at_entry(self, conflict: ctypes.Structure) -> None:
+        """Reports name the instruction of the entry of the log, if the access is of one."""
+        self.kept = b""
+        if conflict.entry and self.stand is not None:
+            entry = LogEntry.from_address(conflict.entry)
+            self.kept = bytes(entry.value[: entry.kept])
+            self.stand(entry)
+
+    def _look_as_operation(self, access: ctypes.Structure) -> None:
+        """The access is of an asynchronous operation: it knows what the warp knows that issued it."""
+        self.arrive()
+        self.agent = next(agent for agent in self.agents if agent.block_address == access.issuer)
+        column, clocks = int(self.epochs.columns[access.identity >> LANE_BITS]), self.agent.clocks
+        if access.own < 0:  # of several warps
+            visible = access.known - clocks.strides[0] * Row.VISIBLE
+            clocks = array_at(visible, clocks.size, np.int32).reshape(clocks.shape).copy()
+        self.looking = Operation(access.identity, column, clocks, access.own, access.lane)
 
     def _identity(self, what: int, conflict: ctypes.Structure, access: ctypes.Structure) -> tuple[object, ...]:
         """Key of a report: the fault, and the instructions of both accesses."""
@@ -226,9 +225,7 @@ class RaceChecks:
             "ld.global.nc may return what was there before, whatever orders the two, since it is for memory that is "
             "not written while the kernel runs"
         ).know(
-            "non-coherent-load",
-            side=Side("reads", (), agent.label),
-            other=other,
+            "non-coherent-load", side=Side("reads", (), agent.label), other=other,
             memory=self._memory(part, number, -1),
         )
         self.report(error)
@@ -243,10 +240,8 @@ class RaceChecks:
             f"which the {other.what} {earlier} through the generic proxy{place(other.instructions)}, with "
             "no fence.proxy.async since"
         ).know(
-            "proxy-fence" if verb == "reads" else "proxy-reuse",
-            side=fault.side(None),
-            other=fault.earlier(before, late, number, other),
-            memory=self._memory(part, number, rank),
+            "proxy-fence" if verb == "reads" else "proxy-reuse", side=fault.side(None),
+            other=fault.earlier(before, late, number, other), memory=self._memory(part, number, rank),
         )
         self.report(error)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.isa.ptx.flow import Flow, region_of
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction
 from cute_kernels.emulator.races.memory_order import access_strength
 from cute_kernels.emulator.races.shadow import LANE_BITS, STRONG, Epochs
 
@@ -38,9 +38,7 @@ class Access:
     unit: int = 1
 
 
-def suspects(
-    epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int
-) -> list[Instruction]:
+def suspects(epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int) -> list[Instruction]:
     """The instructions that may have made an access, in text order; none if that is not known.
 
     Args:

@@ -17,17 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.facts import WarpName
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.races.happens_before import FULL, Agent
 from cute_kernels.emulator.races.sync_point import Columns, Row, join, widened
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
 
 Signal = tuple[int, int]
 """Column that counts the phases of an mbarrier, and the phase."""
@@ -96,9 +93,7 @@ class ExitChecks:
         join(known, clocks)
         self._known[agent.rank] = known
 
-    def check(
-        self, report: Callable[[EmulatorError], None], instruction: Callable[[int], Instruction | None]
-    ) -> None:
+    def check(self, report: Callable[[EmulatorError], None], instruction: Callable[[int], Instruction | None]) -> None:
         """At the end of the cluster.
 
         Args:

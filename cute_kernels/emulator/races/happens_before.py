@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.machine.state.warp import WarpState
 from cute_kernels.emulator.races.sync_point import (
     PROXIES,
     READ,
@@ -41,9 +41,6 @@ from cute_kernels.emulator.races.sync_point import (
     divided,
     widened,
 )
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.warp import WarpState
 
 LANES = CONSTANTS["LANES"]
 FULL = (1 << LANES) - 1

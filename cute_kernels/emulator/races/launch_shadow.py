@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import word_count, words
+from cute_kernels.emulator.isa.ptx.flow import Flow
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.races.launch_accesses import (
     READ,
     STRONG_READ,
@@ -21,10 +22,6 @@ from cute_kernels.emulator.races.launch_accesses import (
 from cute_kernels.emulator.races.shadow import GRANULE, LANE_BITS, STRONG, Epochs, Plane, Shadow
 from cute_kernels.emulator.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.races.sync_point import Knowledge
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.flow import Flow
-    from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 
 #: Words of a row of `LaunchShadow`'s table of regions, a `LaunchRegion` of the core.
 _REGION_WORDS = word_count("LaunchRegion")

@@ -21,11 +21,7 @@ Stream = STRUCTURES["Stream"]
 
 
 class TensorRaces:
-    """The part of the race detector that knows tensor memory.
-
-    Args:
-        tracker: the detector.
-    """
+    """The part of the race detector that knows tensor memory. ``tracker``: the detector."""
 
     def __init__(self, tracker: RaceChecks) -> None:
         self.tracker, self.epochs, self.planes = tracker, tracker.epochs, tracker.planes
@@ -80,9 +76,7 @@ class TensorRaces:
         """An MMA reads or writes a place. Those of one thread are pipelined: they take effect in order."""
         self._access(rank, place, operation, write, operation.column)
 
-    def _access(
-        self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
-    ) -> None:
+    def _access(self, rank: int, place: Place, operation: Operation, write: bool, exempt: int) -> None:
         self.tracker.looking = operation
         self.tracker.unit.tensor(self.planes[rank], place, operation, write, exempt, Row.TENSOR)
 

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.races.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
@@ -41,9 +41,6 @@ from cute_kernels.emulator.races.points import PointRaces
 from cute_kernels.emulator.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Lanes, Offsets, Shadow
 from cute_kernels.emulator.races.sync_point import Row, join
 from cute_kernels.emulator.races.tensor_memory import TensorRaces
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
 
 _TOGETHER, _STRONG = CONSTANTS["LOG_TOGETHER"], CONSTANTS["LOG_STRONG"]
 #: Of the kinds of entries of a log.
@@ -172,11 +169,7 @@ class RaceTracker(PointRaces):
             self.reads_elsewhere(rank, operation.identity)
 
     def async_write(self, rank: int, offsets: Offsets, nbytes: int, operation: Operation) -> None:
-        """The operation writes shared memory.
-
-        Raises:
-            SharedMemoryRace: an earlier access is not over.
-        """
+        """The operation writes shared memory. Raises SharedMemoryRace: an earlier access is not over."""
         fence = Row.PROXY if self.strict and not operation.generic else None
         self.looking, self.stand = operation, None
         self.unit.async_write(self.shared[rank], offsets, nbytes, operation, fence, 0)

@@ -20,7 +20,7 @@ from tests.emulator.isa.instructions.test_instructions import FLOAT, INTEGER
 from tests.emulator.machine.units.copies.test_tma import CASES, tensor_map_of
 from tests.emulator.machine.units.test_units import text_of
 from tests.emulator.matrix_cases import matrix_cases, wgmma_cases
-from tests.emulator.oracle.launches import DATA, FrozenLaunch
+from tests.emulator.oracle.launches import ARCHIVE, FrozenLaunch, read_archive
 from tests.emulator.record_matrix_on_gpu import result_array
 from tests.emulator.sm90_all_cases import cases
 
@@ -76,8 +76,8 @@ def _tensor_copies() -> Iterator[Program]:
 
 def _frozen() -> Iterator[Program]:
     for name in _FROZEN:
-        with (DATA / f"{name}.jsonl").open() as file:
-            launch = FrozenLaunch.from_json(json.loads(file.readline())["launch"])
+        head = read_archive(ARCHIVE)[f"{name}.jsonl"].partition(b"\n")[0]
+        launch = FrozenLaunch.from_json(json.loads(head)["launch"])
         yield Program(
             name, launch.ptx, tuple(map(bytes.fromhex, launch.params)),
             tuple(content.tobytes() for content in launch.contents), launch.grid, launch.block, launch.cluster,

@@ -4,8 +4,8 @@
 them, unchanged under every schedule and with mutants. ``compare`` runs the same again, and exits with 1 if anything
 differs: a verdict, an error, its PTX line, a word of a report, a byte of a result, a count.
 
-For each target ``data/`` has the launch (``NAME.ptx.xz``, shape, parameters, and buffers that are filled from a seed by
-integer arithmetic, so that CuTe DSL, plans and kernels may change) and one line of ``NAME.jsonl`` for each run: the
+For each target ``data.tar.xz`` has the launch (``NAME.ptx``, shape, parameters, and buffers that are filled from a seed
+by integer arithmetic, so that CuTe DSL, plans and kernels may change) and one line of ``NAME.jsonl`` for each run: the
 unchanged kernel under every schedule, with counters, without detectors and without ``Options.strict``, and mutants of
 it. A line says what was executed (a digest of the written bytes, instructions by role, bytes, MMAs, the work of every
 unit) or what was reported: error, PTX line, place, words, and a digest of the whole message. The first hang of each
@@ -24,6 +24,7 @@ import time
 
 from tests.emulator.checking.mutation.targets import TARGETS
 from tests.emulator.oracle import records
+from tests.emulator.oracle.launches import ARCHIVE, write_archive
 from tests.emulator.oracle.records import Record, differences, without_repeated_reports
 
 
@@ -58,7 +59,9 @@ def record(pool: concurrent.futures.Executor, options: argparse.Namespace) -> in
     """Writes the files of the targets."""
     targets = options.target or (records.names() if options.kept_launches else list(TARGETS))
     if not options.kept_launches:
-        list(pool.map(records.freeze_target, targets))
+        for launch, ptx in pool.map(records.freeze_target, targets):
+            write_archive(ARCHIVE, {f"{launch.name}.ptx": ptx.encode()})
+            Record(launch, {}).write()
     for name in targets:
         launch = records.read(name).launch
         runs = records.runs(launch, options.mutants)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import lzma
+import io
 import re
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from cute_kernels.testing.ptx import aligned
 from tests.emulator.checking.mutation.targets import KernelTarget
 from tests.emulator.oracle.outcomes import Outcome, executed, reported
 
-DATA = Path(__file__).parent / "data"
+ARCHIVE = Path(__file__).parent / "data.tar.xz"
+"""Two files for each frozen launch: ``NAME.ptx`` and ``NAME.jsonl``."""
 _UNWRITTEN = 0xFF  # what written buffers hold before the launch: NaNs that no rounding produces
 _ALIGNMENT = 1024
 _FLOATS = {
@@ -36,6 +38,26 @@ _FLOATS = {
     "float16": np.float16,
     "float32": np.float32,
 }
+
+
+@functools.cache
+def read_archive(archive: Path) -> dict[str, bytes]:
+    """The files of an archive, by name."""
+    if not archive.exists():
+        return {}
+    with tarfile.open(archive, "r:xz") as files:
+        return {member.name: files.extractfile(member).read() for member in files.getmembers()}
+
+
+def write_archive(archive: Path, files: dict[str, bytes]) -> None:
+    """Adds files to an archive, or replaces those of the same names; of several processes only one may write."""
+    found = read_archive(archive) | files
+    with tarfile.open(archive, "w:xz", preset=9) as target:
+        for name in sorted(found):
+            member = tarfile.TarInfo(name)
+            member.size = len(found[name])
+            target.addfile(member, io.BytesIO(found[name]))
+    read_archive.cache_clear()
 
 
 def address_of(number: int) -> int:
@@ -93,7 +115,7 @@ class FrozenLaunch:
 
     @functools.cached_property
     def ptx(self) -> str:
-        return lzma.decompress((DATA / f"{self.name}.ptx.xz").read_bytes()).decode()
+        return read_archive(ARCHIVE)[f"{self.name}.ptx"].decode()
 
     @functools.cached_property
     def contents(self) -> tuple[np.ndarray, ...]:

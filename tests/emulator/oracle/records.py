@@ -1,6 +1,6 @@
 """The file of a target: its launch, and what the launch did unchanged and with each mutant of its PTX.
 
-A file has one JSON object per line: first the launch, then `Entry` objects. The PTX lies beside it, compressed.
+A file has one JSON object per line: first the launch, then `Entry` objects. The PTX lies beside it in the archive.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import lzma
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.checking.mutation.judge import LIMIT_CONSTANT, LIMIT_FACTOR
 from cute_kernels.emulator.checking.mutation.mutants import mutants
 from tests.emulator.checking.mutation.targets import SCHEDULES, TARGETS
-from tests.emulator.oracle.launches import DATA, FrozenLaunch, freeze
+from tests.emulator.oracle.launches import ARCHIVE, FrozenLaunch, freeze, read_archive, write_archive
 from tests.emulator.oracle.outcomes import Outcome
 
 #: Under which each mutant is run, and how many of the mutants (one of ...).
@@ -43,20 +42,19 @@ class Record:
     outcomes: dict[Run, dict[str, Any]]
 
     def write(self) -> None:
-        DATA.mkdir(exist_ok=True)
         lines = [json.dumps({"launch": dataclasses.asdict(self.launch)})]
         lines += [json.dumps(vars(run) | outcome) for run, outcome in self.outcomes.items()]
-        (DATA / f"{self.launch.name}.jsonl").write_text("\n".join(lines) + "\n")
+        write_archive(ARCHIVE, {f"{self.launch.name}.jsonl": ("\n".join(lines) + "\n").encode()})
 
 
 def names() -> list[str]:
     """Targets that there are records of."""
-    return sorted(path.stem for path in DATA.glob("*.jsonl"))
+    return sorted(name.removesuffix(".jsonl") for name in read_archive(ARCHIVE) if name.endswith(".jsonl"))
 
 
 @functools.lru_cache(maxsize=4)
 def read(name: str) -> Record:
-    head, *lines = map(json.loads, (DATA / f"{name}.jsonl").read_text().splitlines())
+    head, *lines = map(json.loads, read_archive(ARCHIVE)[f"{name}.jsonl"].decode().splitlines())
     outcomes = {Run(line.pop("mutant"), line.pop("schedule")): line for line in lines}
     return Record(FrozenLaunch.from_json(head["launch"]), outcomes)
 
@@ -71,17 +69,14 @@ def options_of(schedule: str) -> Options:
     return dataclasses.replace(base, strict=False) if schedule == _LENIENT else base
 
 
-def freeze_target(name: str) -> FrozenLaunch:
-    """Compiles a target's kernel, writes its PTX, and counts how many instructions its mutants may execute."""
+def freeze_target(name: str) -> tuple[FrozenLaunch, str]:
+    """Compiles a target's kernel, and counts how many instructions its mutants may execute: the launch and its PTX."""
     launch, ptx = freeze(name, TARGETS[name])
-    DATA.mkdir(exist_ok=True)
-    (DATA / f"{name}.ptx.xz").write_bytes(lzma.compress(ptx.encode(), preset=9 | lzma.PRESET_EXTREME))
     clean = launch.execute(ptx, options_of("eager"))
     if clean.error:
         raise AssertionError(f"the unchanged kernel of {name}: {clean}")
-    launch = dataclasses.replace(launch, limit=LIMIT_FACTOR * clean.counts["warp_instructions"] + LIMIT_CONSTANT)
-    Record(launch, {}).write()
-    return launch
+    limit = LIMIT_FACTOR * clean.counts["warp_instructions"] + LIMIT_CONSTANT
+    return dataclasses.replace(launch, limit=limit), ptx
 
 
 def runs(launch: FrozenLaunch, most: int | None = None) -> list[Run]:

@@ -119,10 +119,10 @@ def test_buffers_are_filled_alike_everywhere() -> None:
 
 def test_recorded_files_read_back_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = records.read(RECORDED[0])
-    monkeypatch.setattr(records, "DATA", tmp_path)
+    monkeypatch.setattr(records, "ARCHIVE", tmp_path / "data.tar.xz")
     record.write()
-    (written,) = tmp_path.glob("*.jsonl")
-    assert written.read_text() == (launches.DATA / written.name).read_text()
+    ((name, written),) = launches.read_archive(tmp_path / "data.tar.xz").items()
+    assert written == launches.read_archive(launches.ARCHIVE)[name]
     records.read.cache_clear()
     again = records.read(RECORDED[0])
     records.read.cache_clear()

@@ -103,6 +103,13 @@ def test_texts_without_columns_have_lines() -> None:
     assert places["mov.u32 %r1, 0;"] == SourcePlace("/a/kernel.cu", 4) and places["mov.u32 %r2, 0;"] is None
 
 
+def test_this_packages_caller_of_the_compiler_is_no_source() -> None:
+    body = ".loc 2 89 23\nmov.u32 %r1, 0;\n.loc 1 4 1\nmov.u32 %r2, 0;\nret;\n"
+    text = module(body, parameters=0, head='.file 1 "/a/kernel.py"\n.file 2 "/a/cute_kernels/dsl/programs.py"')
+    places = dict(zip(text.splitlines(), own_places(text)))
+    assert places["mov.u32 %r1, 0;"] is None and places["mov.u32 %r2, 0;"] == SourcePlace("/a/kernel.py", 4)
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, list]:
     """What the command prints and writes, and the trace's events, for a program that is not this package's."""

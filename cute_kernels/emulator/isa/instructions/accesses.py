@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.memory_order import Strength, lane_vector
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
 
 
 def watch(
     warp: Warp, mask: int, space: str, addresses: np.ndarray, nbytes: int, write: bool, strength: Strength | None = None
 ) -> None:
-    """Reports accesses of ``nbytes`` at int64 ``addresses [executing lanes]`` that a warp has just made.
-
-    Raises:
-        Race: see `cute_kernels.emulator.races.tracker`.
-    """
+    """Reports accesses of ``nbytes`` at int64 ``addresses [executing lanes]`` that a warp has just made. Raises Race:
+    see `cute_kernels.emulator.races.tracker`."""
     tracker = warp.cluster.tracker
     if tracker is None or not addresses.size or space not in ("shared", "global"):
         return

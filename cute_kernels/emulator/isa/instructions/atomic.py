@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +12,9 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.isa.instructions.accesses import watch
 from cute_kernels.emulator.isa.instructions.memory import SPACES, address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Vector, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.isa.ptx.operand_syntax import data_operand, policy_operand
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Vector, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import CANONICAL, Pack, Value
@@ -23,11 +22,9 @@ from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.machine.units.copies.reductions import combine
+from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.memory_order import Strength, access_strength, lane_vector
 from cute_kernels.emulator.races.tracker import Operation
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
 
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
@@ -54,10 +51,10 @@ def atomic(
         type_: of one element.
         strength: how it orders other accesses.
         address: of each lane.
-        values: the vector to combine with, or for cas the value to compare with and the new one.
+        values: the vector to combine with, or for cas what to compare with and the new one; of 128 bits both halves.
     """
     size = TYPE_BITS[type_] // 8
-    count = 1 if name == "cas" else len(values)
+    count = len(values) // 2 if name == "cas" else len(values)
     dtype = np.dtype(f"u{size}")
     old = np.zeros((count, 32), dtype)
     operands = [np.broadcast_to(np.asarray(value, dtype), 32) for value in values]
@@ -83,37 +80,6 @@ def atomic(
     return old if count > 1 else old[0]
 
 
-def atomic_wide(
-    warp: Warp, mask: int, space: str, name: str, strength: Strength, address: LaneValues,
-    values: tuple[LaneValues, ...],
-) -> np.ndarray:
-    """exch and cas of 128 bits: the old values, uint64 [2, 32]; ``values`` are halves, the low ones first."""
-    old = np.zeros((2, 32), np.uint64)
-    operands = [np.broadcast_to(np.asarray(value, np.uint64), 32) for value in values]
-    addresses = np.broadcast_to(np.asarray(address).astype(np.uint64), 32)
-    if warp.cluster.meter is not None:
-        _count(warp, mask, space, addresses, 16)
-    before_any = warp.cluster.progress
-    for lane in lane_vector(mask).tolist():
-        if addresses[lane] % 16:
-            raise IllegalAccess(f"misaligned atomic of 16 bytes at {int(addresses[lane]):#x}")
-        kind, where = _place(warp, space, int(addresses[lane]))
-        memory = warp.cluster.memory if kind == "shared" else warp.cluster.gmem
-        if kind != "shared":
-            memory.view(where, 16, write=True)
-        old[:, lane] = np.frombuffer(bytes(memory.view(where, 16)), np.uint64)
-        given = np.array([operand[lane] for operand in operands], np.uint64)
-        if name == "cas" and (old[:, lane] != given[:2]).any():
-            continue
-        memory.view(where, 16, write=True)[:] = given[-2:].view(np.uint8)
-        warp.cluster.progress += bool((old[:, lane] != given[-2:]).any())
-    if warp.cluster.progress == before_any:
-        warp.cluster.look(mask, addresses, 16)
-    if warp.cluster.tracker is not None:
-        _watch(warp, mask, space, addresses, 16, strength)
-    return old
-
-
 def _place(warp: Warp, space: str, address: int) -> tuple[str, int]:
     """(global or shared; address in it), which are all that atomics may access (PTX ISA, "atom")."""
     kind, where = space_of(space, address)
@@ -125,11 +91,9 @@ def _place(warp: Warp, space: str, address: int) -> tuple[str, int]:
     return kind, where
 
 
-def _update(
-    warp: Warp, space: str, where: int, name: str, type_: str, given: np.ndarray
-) -> tuple[np.ndarray, bool]:
+def _update(warp: Warp, space: str, where: int, name: str, type_: str, given: np.ndarray) -> tuple[np.ndarray, bool]:
     """One read-modify-write; returns what was there, and whether that is different now."""
-    count = 1 if name == "cas" else len(given)
+    count = len(given) // 2 if name == "cas" else len(given)
     nbytes = count * given.itemsize
     if space == "shared":
         cells = warp.cluster.memory.view(where, nbytes)
@@ -137,7 +101,7 @@ def _update(
         cells = warp.cluster.gmem.view(where, nbytes, write=True)
     before = np.frombuffer(bytes(cells), given.dtype)
     if name == "cas":
-        new = given[1:] if before[0] == given[0] else before
+        new = given[count:] if (before == given[:count]).all() else before
     else:
         new = combine(name, type_, before.view(np.uint8), given.view(np.uint8), flush=space == "global")
     raw = np.ascontiguousarray(new).view(np.uint8)
@@ -191,7 +155,7 @@ def lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> t
     strength = access_strength(instruction.parts[1:-1], atomic=True, write=instruction.parts[0] == "red")
     if bits == 128:
         halves = [block.whole(half) for item in items for half in block.split(block.value(item, bits), 2)]
-        call = Call(atomic_wide, [space, name, strength, address, tuple(halves)])
+        call = Call(atomic, [space, name, "b64", strength, address, tuple(halves)])
         return [Pack(block.anchor(call, [("u64", False)] * 2, [address, *halves]))], 1
     values = [block.whole(block.value(item, bits)) for item in items]
     call = Call(atomic, [space, name, type_, strength, address, tuple(values)])

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.memory import address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand, items_of
 from cute_kernels.emulator.isa.ptx.families import as_integer
 from cute_kernels.emulator.isa.ptx.operand_syntax import policy_operand
+from cute_kernels.emulator.isa.ptx.program import Instruction, Operand, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, Value

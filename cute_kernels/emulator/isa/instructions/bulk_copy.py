@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cute_kernels.emulator.isa.instructions.bulk import (
     bulk_operation,
     mode_of,
@@ -13,17 +11,15 @@ from cute_kernels.emulator.isa.instructions.bulk import (
 )
 from cute_kernels.emulator.isa.instructions.memory import address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane
-from cute_kernels.emulator.isa.ptx.decode import Instruction
 from cute_kernels.emulator.isa.ptx.operand_syntax import policy_operand
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.units.copies.bulk import LOAD, SEND, STORE
 from cute_kernels.emulator.machine.units.copies.generic_accesses import view_bytes
 from cute_kernels.emulator.machine.units.copies.reductions import OPERATIONS, TYPES
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.lane_masks import LaneValues
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 _SENT = "shared::cluster shared::cta mbarrier::complete_tx::bytes"
 _STORED = "global shared::cta bulk_group"

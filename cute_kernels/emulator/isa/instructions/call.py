@@ -6,21 +6,18 @@ import re
 import struct
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Symbol, Vector
 from cute_kernels.emulator.isa.ptx.families import always_varies
+from cute_kernels.emulator.isa.ptx.program import Instruction, Symbol, Vector
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.lane_masks import LaneValues
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>\.\d+)?(?P<size>hh|h|ll|l|z)?(?P<type>[diuoxXcsfFeEgGp%])"

@@ -8,7 +8,7 @@ analysis knows of it like of any other register.
 from __future__ import annotations
 
 from cute_kernels.emulator.isa.instructions.integers import binary
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, PureOp

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,16 +17,14 @@ from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary
 from cute_kernels.emulator.isa.instructions.memory import address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.isa.ptx.decode import Immediate, Instruction
+from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
+from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, shared_address
+from cute_kernels.emulator.machine.units.sm import Cluster, Warp
 from cute_kernels.emulator.races.tracker import Operation
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.lane_masks import LaneValues
-    from cute_kernels.emulator.machine.units.sm import Cluster, Warp
 
 ANSWER_BYTES = 16
 

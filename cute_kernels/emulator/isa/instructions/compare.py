@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cute_kernels.emulator.isa.instructions.integers import binary, storage
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Pair
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Pair
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, Pack, PureOp, Value

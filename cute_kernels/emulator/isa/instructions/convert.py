@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from cute_kernels.emulator.isa.instructions.convert_narrow import convert_narrow
 from cute_kernels.emulator.isa.instructions.floats import float_to_float
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Register
 from cute_kernels.emulator.isa.ptx.operand_syntax import HELD_IN, is_type
+from cute_kernels.emulator.isa.ptx.program import Instruction, Register
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import CANONICAL, Pack, PureOp, Value, of_one_type

@@ -7,7 +7,7 @@ functions that NVIDIA's cuda_fp8.hpp (CUDA 13.0) has for hosts: scales ignore th
 from __future__ import annotations
 
 from cute_kernels.emulator.isa.instructions.floats import float_to_float
-from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.values import Pack, PureOp, Value, of_one_type
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.memory import address_value
-from cute_kernels.emulator.isa.ptx.decode import Immediate, Instruction, Not, Register
 from cute_kernels.emulator.isa.ptx.families import as_integer
 from cute_kernels.emulator.isa.ptx.operand_syntax import policy_operand
+from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Not, Register
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, Value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary, multiply, shift_by
 from cute_kernels.emulator.isa.instructions.video import Numbers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Special
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Special
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Pack, PureOp, Value, of_one_type
@@ -58,9 +58,7 @@ def _sum_operands(parts: tuple[str, ...]) -> str:
     return {"fma": "d:S, a:T, b:T, c:S", "mul": "d, a, b"}.get(parts[0], "d:S, a:T, b:S")
 
 
-_SUMS = (
-    "$round? ftz? sat? f32; $round? f64; $round? ftz? f32x2; rn? ftz? sat? f16|f16x2; rn? bf16|bf16x2"
-)
+_SUMS = ("$round? ftz? sat? f32; $round? f64; $round? ftz? f32x2; rn? ftz? sat? f16|f16x2; rn? bf16|bf16x2")
 _MIXED = "$round? sat? f32 f16|bf16"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.isa.ptx.families import as_integer
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Immediate, Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import (
@@ -30,9 +30,7 @@ def storage(type_: str) -> str:
 
 def apply(block: BlockBuilder, instruction: Instruction, op: PureOp) -> None:
     """Operands 1.. through ``op`` into operand 0."""
-    sources = [
-        block.value(operand, STORED_BITS[type_]) for operand, type_ in zip(instruction.operands[1:], op.inputs)
-    ]
+    sources = [block.value(operand, STORED_BITS[type_]) for operand, type_ in zip(instruction.operands[1:], op.inputs)]
     result = block.pure(op, *sources)
     if block.context.is_uniform_of_tid(instruction):
         result = block.first_lane(result)

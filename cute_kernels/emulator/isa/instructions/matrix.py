@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.memory import Access, address_value
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies
+from cute_kernels.emulator.isa.ptx.program import Instruction, Operand, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Value

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand
+from cute_kernels.emulator.isa.ptx.program import Instruction, Operand
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.values import Value
 from cute_kernels.emulator.machine.state.lane_faults import masks_differ, wrong_members
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues, block_lanes
+from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.memory_order import masks_by_address
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
-
 
 _WITH_MEMBERS = ("shfl", "vote", "match", "redux", "elect")  # their last operand is a mask
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.convert import extend
 from cute_kernels.emulator.isa.instructions.integers import binary
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Memory, Operand, Register, Symbol, Vector
 from cute_kernels.emulator.isa.ptx.families import never_varies
 from cute_kernels.emulator.isa.ptx.operand_syntax import data_operand, policy_operand
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Memory, Operand, Register, Symbol, Vector
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import CANONICAL, Anchor, Constant, Pack, Value
+from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.memory_order import access_strength, fence_order, strength_number
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
 
 SPACES = {
     "global": "global",
@@ -32,7 +29,6 @@ SPACES = {
     "local": "local",
 }
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
-
 
 #: Qualifiers of addresses in the shared memory of the thread's own CTA (PTX ISA: .shared alone is .shared::cta).
 OWN = frozenset(("shared", "shared::cta"))

@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.isa.instructions.mma_kinds import GRAMMAR, kind_of, kind_operands, lower_kind
 from cute_kernels.emulator.isa.instructions.sync import require_whole_warp
-from cute_kernels.emulator.isa.ptx.decode import Instruction, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
+from cute_kernels.emulator.isa.ptx.program import Instruction, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Value
+from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.units.matrix.mma_sync import SHAPES, SPARSE_SHAPES, TYPES, Form, Sparsity, multiply
 from cute_kernels.emulator.machine.units.matrix.structured_sparsity import threads_with_metadata
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.lane_masks import LaneValues
-    from cute_kernels.emulator.machine.units.sm import Warp
-
+from cute_kernels.emulator.machine.units.sm import Warp
 
 
 def form_of(parts: tuple[str, ...]) -> Form:

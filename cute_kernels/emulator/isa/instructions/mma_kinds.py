@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.isa.instructions.sync import require_whole_warp
-from cute_kernels.emulator.isa.ptx.decode import Instruction, items_of
+from cute_kernels.emulator.isa.ptx.program import Instruction, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.units.matrix.mma_sync import (
     accumulator_registers,
     accumulator_rows,
@@ -18,10 +18,7 @@ from cute_kernels.emulator.machine.units.matrix.mma_sync import (
 )
 from cute_kernels.emulator.machine.units.matrix.operands import E2M1_PAIRS
 from cute_kernels.emulator.machine.units.matrix.scaled_products import Numbers, Side, codes_of_rows, dot_products
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.lane_masks import LaneValues
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 _ROWS, _COLUMNS = 16, 8
 _THREADS = {"a": 2, "b": 4}  # which of a quad of lanes may hold scales: pairs of lanes, or lanes

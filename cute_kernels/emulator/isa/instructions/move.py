@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Operand, Register, Symbol, Vector
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Operand, Register, Symbol, Vector
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, Pack, Value, of_one_type

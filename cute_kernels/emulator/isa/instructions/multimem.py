@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from cute_kernels.emulator.isa.instructions.atomic import lower_atomic, update_operands
 from cute_kernels.emulator.isa.instructions.memory import lower_load, lower_store
-from cute_kernels.emulator.isa.ptx.decode import Instruction
 from cute_kernels.emulator.isa.ptx.operand_syntax import HELD_IN, data_operand
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 

@@ -9,26 +9,23 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
 from cute_kernels.emulator.isa.instructions.integers import shift_by
 from cute_kernels.emulator.isa.instructions.memory import address_value
-from cute_kernels.emulator.isa.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer, never_varies
+from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Memory, Operand, Sink
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import FULL, Constant, Pack, Value
 from cute_kernels.emulator.machine.state.lane_faults import lanes_apart
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues
+from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
+from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.memory_order import sync_order
 from cute_kernels.emulator.races.sync_point import Order
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.mbarrier import MBarriers
-    from cute_kernels.emulator.machine.units.sm import Warp
 
 _PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
 _SLEPT = CONSTANTS["SLEPT"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.accesses import enter, watch_store
 from cute_kernels.emulator.isa.instructions.memory import Access, address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers, require_whole_warp
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Memory, Operand, Vector, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
+from cute_kernels.emulator.isa.ptx.program import Instruction, Memory, Operand, Vector, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues
@@ -20,10 +18,8 @@ from cute_kernels.emulator.machine.state.tmem_pairs import PairWait
 from cute_kernels.emulator.machine.state.warp import AllocationWait
 from cute_kernels.emulator.machine.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.machine.units.matrix.tensor_mma import KIND_NAMES
+from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.happens_before import Offset
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
 
 _MOST_DISABLED = CONSTANTS["MOST_DISABLED"]  # registers of a mask of lanes
 
@@ -240,15 +236,8 @@ def copy(
     for lane, (where, descriptor) in zip(lane_numbers(mask), each_lane(mask, address, matrix)):
         enter(warp, lane)
         copy_to_tensor_memory(
-            warp.cluster.tensor_core,
-            shape=shape,
-            multicast=multicast,
-            cta_group=cta_group,
-            rank=warp.cta.rank,
-            address=where,
-            matrix=descriptor,
-            held=held,
-            describe=f"by {warp.label}",
+            warp.cluster.tensor_core, shape=shape, multicast=multicast, cta_group=cta_group, rank=warp.cta.rank,
+            address=where, matrix=descriptor, held=held, describe=f"by {warp.label}",
         )
 
 
@@ -276,10 +265,7 @@ def shift(warp: Warp, mask: int, cta_group: int, address: LaneValues) -> None:
     for lane, (where,) in zip(lane_numbers(mask), each_lane(mask, address)):
         enter(warp, lane)
         shift_rows(
-            warp.cluster.tensor_core,
-            cta_group=cta_group,
-            rank=warp.cta.rank,
-            address=where,
+            warp.cluster.tensor_core, cta_group=cta_group, rank=warp.cta.rank, address=where,
             describe=f"by {warp.label}",
         )
 

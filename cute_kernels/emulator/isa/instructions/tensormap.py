@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.isa.instructions.memory import address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers, require_whole_warp
-from cute_kernels.emulator.isa.ptx.decode import Instruction
 from cute_kernels.emulator.isa.ptx.families import as_integer
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.machine.units.copies.tensor_map import NBYTES, REPLACEABLE, replace
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.lane_masks import LaneValues
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 _ALIGNMENT = 128
-
 
 _FIELDS = 64  # bytes that carry the fields of tiled modes; CuTe DSL leaves the others uninitialised
 
@@ -108,8 +103,7 @@ def _copy(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family(
     "fence.proxy.tensormap::generic", destinations=0,
-    operands=lambda parts: "[addr], size:imm" if "acquire" in parts else "",
-    qualifiers="acquire|release $scope",
+    operands=lambda parts: "[addr], size:imm" if "acquire" in parts else "", qualifiers="acquire|release $scope",
 )  # fmt: skip
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.tensormap: no effect, memory is coherent here."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary, shift, shift_by
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand, Part
+from cute_kernels.emulator.isa.ptx.program import Instruction, Operand, Part
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value

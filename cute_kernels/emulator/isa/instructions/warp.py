@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.pure_operations import evaluate
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.isa.instructions.members import call_members, check_members, varies_with_members
-from cute_kernels.emulator.isa.ptx.decode import Immediate, Instruction, Operand, Pair, Register, Sink
 from cute_kernels.emulator.isa.ptx.families import always_varies, never_varies
+from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Operand, Pair, Register, Sink
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import FULL, Constant
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues, block_lanes, mask_of
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 
 def _elect_lane(warp: Warp, mask: int, members: int) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
+from cute_kernels.emulator.isa.ptx.program import Instruction, Vector
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Anchor, Value
@@ -49,10 +49,7 @@ class _Kind:
 
 
 _KINDS = (
-    _Kind((F16,), ("f32", "f16")),
-    _Kind((BF16,)),
-    _Kind((TF32,)),
-    _Kind((E4M3, E5M2), ("f32", "f16")),
+    _Kind((F16,), ("f32", "f16")), _Kind((BF16,)), _Kind((TF32,)), _Kind((E4M3, E5M2), ("f32", "f16")),
     _Kind((S8, U8), ("s32",), (8, 16, 24, *range(32, 257, 16))),
 )
 _TYPES = {element.name: (kind, element) for kind in _KINDS for element in kind.types}
@@ -72,17 +69,10 @@ def parse_form(instruction: Instruction) -> Form:
     if any(scale not in (1, -1) for scale in scales) or any(flag not in (0, 1) for flag in transposes):
         raise instruction.refuse("imm-scale is 1 or -1, imm-trans 0 or 1")
     return Form(
-        n=int(shape[4:].partition("k")[0]),
-        a_type=a_type,
-        b_type=b_type,
-        a_in_registers=a_in_registers,
+        n=int(shape[4:].partition("k")[0]), a_type=a_type, b_type=b_type, a_in_registers=a_in_registers,
         a_mn_major=bool(transposes[0]) if len(transposes) == 2 else False,
-        b_mn_major=bool(transposes[-1]) if transposes else False,
-        negate_a=scales[0] == -1,
-        negate_b=scales[1] == -1,
-        text=f"{instruction.opcode} at PTX line {instruction.line}",
-        d_type=d_type,
-        saturate=bool(saturate),
+        b_mn_major=bool(transposes[-1]) if transposes else False, negate_a=scales[0] == -1, negate_b=scales[1] == -1,
+        text=f"{instruction.opcode} at PTX line {instruction.line}", d_type=d_type, saturate=bool(saturate),
         instruction=instruction,
     )
 

@@ -14,8 +14,8 @@ from cute_kernels.emulator.isa.instructions.floats import float_to_float
 from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
 from cute_kernels.emulator.isa.instructions.memory import SPACES, Access, address_of, memory_space
 from cute_kernels.emulator.isa.instructions.mma import multiply_registers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Operand, Special, items_of
 from cute_kernels.emulator.isa.ptx.families import always_varies
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Operand, Special, items_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import CANONICAL, Constant, Pack, PureOp, Value
@@ -217,7 +217,6 @@ def _in_memory(types: Iterable[tuple[str, str]], name: str) -> str:
 
 _SUMS = [(type_, of) for of in _SHAPES for type_ in _accumulators(of)]
 
-
 _FACTORS = [(type_, type_) for type_ in _SHAPES]
 
 
@@ -309,9 +308,7 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-def _parts(
-    block: BlockBuilder, form: Form, a: list[Value], b: list[Value], c: list[Value], steps: int
-) -> list[Value]:
+def _parts(block: BlockBuilder, form: Form, a: list[Value], b: list[Value], c: list[Value], steps: int) -> list[Value]:
     """D of the products of each part of A with each of B, in so many steps of K."""
     results: list[Value] = []
     of_a, of_b = form.a_registers, form.b_registers

@@ -11,28 +11,7 @@ from cute_kernels.emulator.isa.ptx.decode_functions import Function, Functions, 
 from cute_kernels.emulator.isa.ptx.decode_stack import uses_stack
 from cute_kernels.emulator.isa.ptx.decode_variables import read_variable
 from cute_kernels.emulator.isa.ptx.lexer import Reader, Token, integer, tokenize
-from cute_kernels.emulator.isa.ptx.program import (  # noqa: F401 - users of `parse` find what it returns here
-    TYPE_BITS,
-    Guard,
-    Immediate,
-    Instruction,
-    Kernel,
-    Kernels,
-    Memory,
-    Module,
-    Not,
-    Operand,
-    Pair,
-    Parameter,
-    Part,
-    Register,
-    Sink,
-    Special,
-    Symbol,
-    Variable,
-    Vector,
-    items_of,
-)
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Kernel, Kernels, Module, Parameter, Variable
 from cute_kernels.emulator.isa.ptx.source_lines import unquoted
 from cute_kernels.emulator.isa.ptx.targets import read_head
 
@@ -45,11 +24,8 @@ _DECLARATIONS = (*_LINKING, ".entry", ".func", ".shared", ".global", ".const")
 
 @functools.lru_cache(maxsize=16)
 def parse(text: str) -> Module:
-    """Decodes a PTX module (cached by its text); its kernels are decoded when they are looked up.
-
-    Raises:
-        UnsupportedPTX: a construct that is not read here.
-    """
+    """Decodes a PTX module (cached by its text); its kernels are decoded when they are looked up. Raises
+    UnsupportedPTX: a construct that is not read here."""
     reader = Reader(tokenize(text))
     version, target = read_head(reader)
     variables: list[Variable] = []

@@ -237,9 +237,7 @@ class Body:
             self.statements.append(Statement(move, around, location))
         self.labels[f"{back}.skipped"] = len(self.statements)
 
-    def _expand(
-        self, call: Call, scope: Scope, location: str, functions: Functions, callers: tuple[str, ...]
-    ) -> None:
+    def _expand(self, call: Call, scope: Scope, location: str, functions: Functions, callers: tuple[str, ...]) -> None:
         """The statements of a function in place of a call."""
         name = call.function.name
         if name in callers:
@@ -385,17 +383,9 @@ class Body:
                 raise used[variable.name].refuse(f"{variable.refused} is not implemented")
         of_module = [v for v in module_variables if v.space != "shared" or v.name in used or not v.nbytes]
         return Kernel(
-            self.name,
-            tuple(self.parameters),
-            self.registers,
-            tuple(instructions),
-            self.labels,
-            (*of_module, *self.variables, *([decode_stack.variable()] if self.stack else ())),
-            self.reqntid,
-            self.reqnctapercluster,
-            self.most_threads,
-            self.most_registers,
-            self.ctas_per_sm,
+            self.name, tuple(self.parameters), self.registers, tuple(instructions), self.labels,
+            (*of_module, *self.variables, *([decode_stack.variable()] if self.stack else ())), self.reqntid,
+            self.reqnctapercluster, self.most_threads, self.most_registers, self.ctas_per_sm,
         )
 
 

@@ -61,10 +61,7 @@ def _guard(tokens: list[Token]) -> int:
 
 def expanded(tokens: list[Token], depth: int, spare: str, taken: str, none: str) -> list[list[Token]]:
     """Statements in place of one; ``spare``, ``taken`` and the predicate ``none`` are registers that nothing else uses.
-
-    Raises:
-        UnsupportedPTX: other operands or types than those of 64-bit addresses.
-    """
+    Raises UnsupportedPTX: other operands or types than those of 64-bit addresses."""
     start, line, stack = _guard(tokens), tokens[0].line, pointer(depth)
     guard, (opcode, *rest) = tokens[:start], tokens[start:]
     words = [token.text for token in rest if token.text != ","]

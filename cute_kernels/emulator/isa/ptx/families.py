@@ -91,11 +91,7 @@ _LONGEST = 6
 
 
 def find_prefix(instruction: Instruction) -> tuple[str, ...]:
-    """The longest registered prefix of the opcode.
-
-    Raises:
-        UnsupportedPTX: none is registered.
-    """
+    """The longest registered prefix of the opcode. Raises UnsupportedPTX: none is registered."""
     found = prefix_of(instruction.parts)
     if found is None:
         raise instruction.refuse(f"opcode {instruction.opcode!r} is not implemented")
@@ -209,10 +205,7 @@ def _plain(parts: tuple[str, ...], count: int) -> tuple[frozenset[str], ...] | N
 
 def check_operands(kernel: Kernel) -> None:
     """Refuses qualifiers that an opcode does not have, and operands of another number, kind or width than it takes.
-
-    Raises:
-        UnsupportedPTX: it names the instruction, the operand, what is given and what is allowed.
-    """
+    Raises UnsupportedPTX: it names the instruction, the operand, what is given and what is allowed."""
     registers = kernel.registers
     for instruction in kernel.instructions:
         operands = instruction.operands

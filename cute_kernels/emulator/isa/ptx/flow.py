@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from cute_kernels.emulator.isa.ptx.decode import Immediate, Instruction, Kernel, Operand, Register, Special, Symbol
 from cute_kernels.emulator.isa.ptx.families import CONTROL, find_family, read, registers_of, written
+from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Kernel, Operand, Register, Special, Symbol
 
 #: Special registers that can differ between the lanes of a warp; the y and z coordinates only if warps span rows.
 LANE_SPECIALS = ("%laneid", "%lanemask_eq", "%lanemask_le", "%lanemask_lt", "%lanemask_ge", "%lanemask_gt")

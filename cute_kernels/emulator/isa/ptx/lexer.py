@@ -20,7 +20,6 @@ _PATTERN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-
 _INLINE_ASSEMBLY = {"// begin inline asm": True, "// end inline asm": False}
 """Comments that LLVM writes around inline assembly."""
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Register, Vector
 from cute_kernels.emulator.isa.ptx.families import CONTROL, read, registers_of, written
 from cute_kernels.emulator.isa.ptx.flow import Flow, walk
+from cute_kernels.emulator.isa.ptx.program import Instruction, Register, Vector
 
 _OLDEST = 16  # groups; wait_group takes at most 7, so that all older ones are alike
 
@@ -67,11 +67,8 @@ class _State:
 
 
 def check_registers(flow: Flow) -> None:
-    """Checks a kernel.
-
-    Raises:
-        IllegalAccess: naming the register, the instruction that touches it and the asynchronous one.
-    """
+    """Checks a kernel. Raises IllegalAccess: naming the register, the instruction that touches it and the asynchronous
+    one."""
     instructions = flow.kernel.instructions
     relevant = {
         name

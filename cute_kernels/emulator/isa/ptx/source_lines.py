@@ -13,6 +13,7 @@ _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
 _LETTERS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _NUMBER = r"\s+(\d{1,18})\b"
 _LOCATION = re.compile(rf"\s*\.loc{_NUMBER}{_NUMBER}{_NUMBER}(?:.*\binlined_at{_NUMBER}{_NUMBER})?")
+_OURS = "/cute_kernels/dsl/"
 _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
 
 
@@ -59,7 +60,9 @@ def directives(ptx: str) -> tuple[Directive | None, ...]:
         # LLVM counts the lines of inline assembly on from that of the call, beyond the end of its function.
         if not assembly and (match := _LOCATION.match(text)) is not None:
             inlined = SourcePlace(files.get(match[4], ""), int(match[5])) if match[4] else None
-            place = SourcePlace(files.get(match[1], f"file {match[1]}"), int(match[2]))
+            path = files.get(match[1], f"file {match[1]}")
+            # CuTe DSL takes who calls its compiler for the program, where no function of the program is under way.
+            place = SourcePlace(path, 0 if _OURS in path else int(match[2]))
             current = Directive(place, int(match[3]), inlined)
         result.append(current)
     return tuple(result)

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.isa.ptx.decode import Instruction
 from cute_kernels.emulator.isa.ptx.families import read, written
 from cute_kernels.emulator.isa.ptx.flow import Flow, walk
+from cute_kernels.emulator.isa.ptx.program import Instruction
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.wgmma import COMMIT, WAIT, MmaAsync
-from cute_kernels.emulator.isa.ptx.decode import Instruction
 from cute_kernels.emulator.isa.ptx.families import written
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.bytecode.program import Program, row_bytes
 from cute_kernels.emulator.machine.bytecode.sites import Key, key_of
 from cute_kernels.emulator.machine.graph.block import BlockBuilder, Operation

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.isa.ptx.decode import Instruction, Kernel, Special, Symbol
 from cute_kernels.emulator.isa.ptx.flow import Flow, uniform_function_of_tid
+from cute_kernels.emulator.isa.ptx.program import Instruction, Kernel, Special, Symbol
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.values import Constant, LiveIn, OfWarp, Value
 from cute_kernels.emulator.machine.state.generic_addresses import PARAM_WINDOW
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES, shared_layout
 from cute_kernels.emulator.machine.units.matrix.mma_sync import Form as MmaForm
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 
 def _axis(read: Callable[[Warp], Sequence[int]], axis: int) -> OfWarp:

@@ -16,15 +16,14 @@ import functools
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.common import interrupts
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.isa.ptx.decode import Kernel
 from cute_kernels.emulator.isa.ptx.flow import Block, Flow
+from cute_kernels.emulator.isa.ptx.program import Kernel
 from cute_kernels.emulator.isa.ptx.register_hazards import accumulators_in_flight
 from cute_kernels.emulator.machine.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.machine.bytecode.lowering import Lowering, lower
@@ -55,11 +54,9 @@ from cute_kernels.emulator.machine.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.machine.units.matrix.mma_sync import table as mma_table
 from cute_kernels.emulator.machine.units.matrix.wgmma import Form as WgmmaForm
 from cute_kernels.emulator.machine.units.matrix.wgmma import GroupWait
+from cute_kernels.emulator.machine.units.sm import Cluster, Warp
 from cute_kernels.emulator.observe.meter import CoreMeter
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Cluster, Warp
-    from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.options import Options
 
 _Header = STRUCTURES["WarpHeader"]
 _HEADER = ctypes.sizeof(_Header)  # bytes before the counts
@@ -102,11 +99,7 @@ class Translation:
 
 @functools.lru_cache(maxsize=64)
 def translate(
-    ptx: str,
-    kernel: str | None,
-    block_shape: tuple[int, int, int],
-    check: bool = True,
-    registers: bool = True,
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True,
     single: bool = False,
 ) -> Translation:
     """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `lowering.lower`."""
@@ -155,19 +148,10 @@ class _Translator:
             (of_warp, slots[name], bits, uniform) for name, of_warp, bits, uniform in program.layout.of_warps
         )
         return Translation(
-            kernel=self.lowering.kernel,
-            flow=flow,
-            static_shared=self.lowering.context.static_shared,
-            bytecode=Bytecode(program, starts),
-            sites=tuple(program.sites),
-            registers=registers,
-            slots=places,
-            constants=constants,
-            rows=program.rows,
-            local_bytes=self.lowering.context.local_bytes,
-            wgmmas=tuple(program.wgmmas),
-            warp_mmas=tuple(self.lowering.context.warp_mmas),
-            spare=spare,
+            kernel=self.lowering.kernel, flow=flow, static_shared=self.lowering.context.static_shared,
+            bytecode=Bytecode(program, starts), sites=tuple(program.sites), registers=registers, slots=places,
+            constants=constants, rows=program.rows, local_bytes=self.lowering.context.local_bytes,
+            wgmmas=tuple(program.wgmmas), warp_mmas=tuple(self.lowering.context.warp_mmas), spare=spare,
         )
 
     def _block(self, block: Block) -> int:
@@ -198,12 +182,8 @@ class _Translator:
 
 
 class Execution:
-    """The code of one launch: what its warps share, with the exchange area and the sites that work on it.
-
-    Args:
-        ptx, kernel, block: as for `translate`.
-        options: which detectors look.
-    """
+    """The code of one launch: what its warps share, with the exchange area and the sites that work on it. ``ptx``,
+    ``kernel``, ``block``: as for `translate`; ``options``: which detectors look."""
 
     def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
         self.debugger = options.debugger
@@ -317,11 +297,7 @@ class WarpExecution:
             lanes[:] = np.asarray(value).view(lanes.dtype)
 
     def send(self, budget: int) -> None:
-        """Runs until the warp waits or has executed ``budget`` blocks.
-
-        Raises:
-            StopIteration: it has exited.
-        """
+        """Runs until the warp waits or has executed ``budget`` blocks. Raises StopIteration: it has exited."""
         launch = self.launch
         launch.current = self
         self.log.enter()

@@ -10,18 +10,10 @@ import dataclasses
 
 from cute_kernels.emulator.isa.instructions import tcgen05
 from cute_kernels.emulator.isa.instructions.members import gather
-from cute_kernels.emulator.isa.ptx.decode import (
-    TYPE_BITS,
-    Instruction,
-    Kernel,
-    Module,
-    Operand,
-    Register,
-    Vector,
-    parse,
-)
+from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.families import CONTROL, check_operands
 from cute_kernels.emulator.isa.ptx.flow import Block, analyse
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Kernel, Module, Operand, Register, Vector
 from cute_kernels.emulator.isa.ptx.register_hazards import check_registers
 from cute_kernels.emulator.isa.ptx.targets import check_target
 from cute_kernels.emulator.isa.ptx.tensor_loads import first_uses
@@ -37,11 +29,7 @@ _NO_FORM = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
 
 
 def lower(
-    ptx: str,
-    kernel: str | None,
-    block_shape: tuple[int, int, int],
-    check: bool,
-    registers: bool = True,
+    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool, registers: bool = True,
     single: bool = False,
 ) -> Lowering:
     """One kernel of a PTX text, checked, ready to be lowered.
@@ -71,11 +59,7 @@ def lower(
 
 
 def pick(module: Module, name: str | None) -> Kernel:
-    """The entry with this name, or the only one.
-
-    Raises:
-        ValueError: no such entry, or several and no name.
-    """
+    """The entry with this name, or the only one. Raises ValueError: no such entry, or several and no name."""
     if name is None and len(module.kernels) == 1:
         return next(iter(module.kernels.values()))
     if name not in module.kernels:
@@ -89,9 +73,7 @@ def pick(module: Module, name: str | None) -> Kernel:
 class Lowering:
     """A kernel with its flow graph, ready to be lowered block by block."""
 
-    def __init__(
-        self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int], single: bool = False
-    ) -> None:
+    def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int], single: bool = False) -> None:
         self.kernel = kernel
         self.flow = analyse(kernel, block_shape, single)
         self.context = Context(kernel, self.flow)

@@ -12,7 +12,6 @@ import ctypes
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +19,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.pure_operations import operations
 from cute_kernels.emulator.machine.bytecode.sites import Site
 from cute_kernels.emulator.machine.graph.values import FULL, OfWarp
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.matrix.wgmma import Form as WgmmaForm
+from cute_kernels.emulator.machine.units.matrix.wgmma import Form as WgmmaForm
 
 LANES = CONSTANTS["LANES"]
 _INSTRUCTION = struct.Struct("=QIIIIq")
@@ -75,12 +72,8 @@ def row_bytes(bits: int, uniform: bool) -> int:
 
 
 class Program:
-    """State that the blocks of a kernel share while they are lowered: code, sites, the state's layout.
-
-    Args:
-        header: bytes of the state before the registers.
-        detectors: whether instructions have to be reported to them.
-    """
+    """State that the blocks of a kernel share while they are lowered: code, sites, the state's layout. ``header``:
+    bytes of the state before the registers; ``detectors``: whether instructions have to be reported to them."""
 
     def __init__(self, header: int, detectors: bool) -> None:
         self.detectors = detectors

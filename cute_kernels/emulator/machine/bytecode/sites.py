@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.graph.values import LiveIn, Result, Value
 from cute_kernels.emulator.machine.state.memory_tables import ROW
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 _GO, _WAIT = CONSTANTS["GO"], CONSTANTS["WAIT"]
 _WORDS = ROW // 8  # 64-bit words of a row

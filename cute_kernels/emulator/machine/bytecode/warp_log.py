@@ -6,25 +6,18 @@ The core works the log off (``core/log.c``); what it finds late is worded as of 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.machine.state.memory_tables import MemoryTables
 from cute_kernels.emulator.machine.state.tmem import rectangle
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Warp
 
 LogEntry = STRUCTURES["LogEntry"]
 
 
 class WarpLog:
-    """The log of one warp's execution.
-
-    Attributes:
-        instruction: index of the one whose entry is being reported, or was when that raised; -1: none.
-        steps: the `WarpHeader.steps` of the warp at that entry.
-    """
+    """The log of one warp's execution. ``instruction``: index of the one whose entry is being reported, or was when
+    that raised; -1: none; ``steps``: the `WarpHeader.steps` of the warp at that entry."""
 
     def __init__(self, warp: Warp, tables: MemoryTables) -> None:
         self.warp, self.tables = warp, tables
@@ -37,11 +30,8 @@ class WarpLog:
             self.tables.header.context = ctypes.addressof(tracker.context(self.warp.agent))
 
     def report(self) -> None:
-        """Tells the race detector what is in the log, which is empty afterwards.
-
-        Raises:
-            Race: see `races.tracker` and `races.tensor_memory`.
-        """
+        """Tells the race detector what is in the log, which is empty afterwards. Raises Race: see `races.tracker` and
+        `races.tensor_memory`."""
         if not self.tables.header.log_used:
             return
         log, tracker = self.tables.take_log(), self.warp.cluster.tracker

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from cute_kernels.emulator.core.pure_operations import evaluate
-from cute_kernels.emulator.isa.ptx.decode import (
+from cute_kernels.emulator.isa.ptx.program import (
     TYPE_BITS,
     Immediate,
     Instruction,
@@ -108,13 +108,7 @@ class BlockBuilder:
         context: of the kernel.
     """
 
-    def __init__(
-        self,
-        types: dict[str, str],
-        varying: set[str],
-        divergent: bool,
-        context: KernelContext,
-    ) -> None:
+    def __init__(self, types: dict[str, str], varying: set[str], divergent: bool, context: KernelContext) -> None:
         self.types, self.varying = types, varying
         self.divergent, self.context = divergent, context
         self.current: dict[str, Value] = {}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 
 FULL = 0xFFFFFFFF
 DTYPES: dict[str, type[np.generic]] = {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import struct
+import sys
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
-from cute_kernels.emulator.isa.ptx.decode import Kernel
+from cute_kernels.emulator.isa.ptx.program import Kernel
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.units.copies.tensor_map import NBYTES, Im2colMap, TensorMap, encode
 
@@ -81,7 +83,8 @@ def pack_arguments(kernel: Kernel, args: Sequence[object], memory: GlobalMemory)
         args: for each parameter an int or bool (its value; the number itself for a parameter of type ``.f16``, ``.f32``
             or ``.f64``), a float (2, 4 or 8 bytes of type ``.f`` or ``.b``), a CPU torch tensor or NumPy array (its
             address; the memory becomes accessible, read-only for a read-only array), a NumPy scalar, a `TensorMap` or
-            `Im2colMap`, or bytes, the last three as they are. The tensor behind a tensor map is not registered.
+            `Im2colMap`, or bytes, the last three as they are. Of a tensor map whose address is not registered, the
+            tensor or array becomes accessible that a variable of a calling function holds.
         memory: where tensors and arrays are registered.
 
     Raises:
@@ -106,7 +109,30 @@ def pack_arguments(kernel: Kernel, args: Sequence[object], memory: GlobalMemory)
         if len(raw) != parameter.nbytes:
             raise ValueError(f"argument {parameter.name} has {len(raw)} bytes, the kernel declares {parameter.nbytes}")
         result.append(raw)
+    for argument, parameter in zip(args, kernel.parameters):
+        if isinstance(argument, (TensorMap, Im2colMap)) and memory.region_index(argument.address, 1) is None:
+            _register_tensor_of(argument.address, f"the tensor behind argument {parameter.name}", memory)
     return result
+
+
+def _register_tensor_of(address: int, name: str, memory: GlobalMemory) -> None:
+    """Registers the largest tensor or array with this address among the variables of calling functions.
+
+    The map does not say how far memory goes: maps of ragged tensors reach around the address space.
+    """
+    found, frame = [], sys._getframe(1)
+    while frame is not None:
+        for value in (*frame.f_locals.values(), *frame.f_globals.values()):
+            if isinstance(value, np.ndarray) or hasattr(type(value), "data_ptr"):
+                place = GlobalMemory()
+                with contextlib.suppress(ValueError, TypeError, RuntimeError):  # on a device, sparse, without storage
+                    place.register_tensor(value)
+                if place.region_index(address, 1) is not None:
+                    found.append(value)
+        frame = frame.f_back
+    if found:
+        value = max(found, key=lambda each: each.nbytes)
+        memory.register_tensor(value, name, value.flags.writeable if isinstance(value, np.ndarray) else True)
 
 
 def _as_float(argument: int, name: str) -> float:

@@ -62,12 +62,9 @@ class ClusterWork:
             meter = UnitCounters()
             meter.merge(cluster.meter)
         return ClusterWork(
-            executions=counters.executions,
-            loaded=cluster.bulk.bytes_loaded,
-            stored=cluster.bulk.bytes_stored,
+            executions=counters.executions, loaded=cluster.bulk.bytes_loaded, stored=cluster.bulk.bytes_stored,
             mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
-            columns=max(cta.tmem.columns_used for cta in cluster.ctas),
-            meter=meter,
+            columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter,
         )
 
 
@@ -76,11 +73,8 @@ class Dependent(Exception):
 
 
 def in_turn(launch: Launch, timeline: Timeline | None) -> Iterator[ClusterWork]:
-    """Executes the clusters that have not started, in this process.
-
-    Raises:
-        EmulatorError: what a cluster or a detector reports.
-    """
+    """Executes the clusters that have not started, in this process. Raises EmulatorError: what a cluster or a detector
+    reports."""
     for scheduler in Residents(launch, timeline).run():
         yield ClusterWork.of(scheduler.cluster, Counters(launch.execution.flow))
 

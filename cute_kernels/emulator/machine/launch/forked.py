@@ -65,11 +65,8 @@ class Forked:
         return list(self._running)
 
     def messages(self) -> Iterator[tuple[int, object]]:
-        """(number of the process, object that it has sent), as they come, until each has sent None.
-
-        Raises:
-            Ended: a process has ended without that.
-        """
+        """(number of the process, object that it has sent), as they come, until each has sent None. Raises Ended: a
+        process has ended without that."""
         numbers = {connection: number for number, connection in enumerate(self._running)}
         while numbers:
             interrupts.check()

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cute_kernels.common.chips import PORTABLE_CLUSTER, chip_of
-from cute_kernels.emulator.isa.ptx.decode import Kernel, Variable, parse
+from cute_kernels.emulator.isa.ptx.decode import parse
+from cute_kernels.emulator.isa.ptx.program import Kernel, Variable
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.arguments import extents, parameter_block
 from cute_kernels.emulator.machine.launch.capacity import capacity
@@ -18,7 +19,7 @@ from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.register_pool import at_entry
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES, gaps
 from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.machine.units.sm import Cluster, LaunchFacts
+from cute_kernels.emulator.machine.units.sm import Cluster
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.steps import Step
@@ -68,19 +69,11 @@ class Waiting:
 
 
 class Launch:
-    """A checked launch; makes its clusters."""
+    """A checked launch; makes its clusters, for which it is `LaunchFacts`."""
 
     def __init__(
-        self,
-        execution: Execution,
-        grid: int | Sequence[int],
-        block: int | Sequence[int],
-        cluster: int | Sequence[int],
-        dynamic_smem: int,
-        params: bytes | Sequence[bytes],
-        memory: GlobalMemory,
-        options: Options,
-        target: str,
+        self, execution: Execution, grid: int | Sequence[int], block: int | Sequence[int], cluster: int | Sequence[int],
+        dynamic_smem: int, params: bytes | Sequence[bytes], memory: GlobalMemory, options: Options, target: str,
     ) -> None:
         self.execution, self.memory, self.options, self.target = execution, memory, options, target
         self.grid, self.block, self.cluster = (
@@ -108,10 +101,14 @@ class Launch:
         self.symbols: dict[str, int] = {}
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.reported: set[tuple[object, ...]] = set()
+        self.gaps = gaps(kernel.variables, dynamic_smem, self.shared_bytes)
+        self.arithmetic = Arithmetic(options.arithmetic, target)
+        self.blocks, self.instructions = len(execution.flow.blocks), kernel.instructions
+        self.registers = self._registers(kernel)
         self._refusals = random.Random(f"refusals {options.seed}")
         self.waiting = Waiting()
         ranks, threads = math.prod(self.cluster), math.prod(self.block)
-        self.capacity = capacity(target, ranks, threads, self.shared_bytes, self._registers(kernel))
+        self.capacity = capacity(target, ranks, threads, self.shared_bytes, self.registers)
         if options.resident is not None:
             self.capacity = min(self.capacity, options.resident)
 
@@ -178,11 +175,7 @@ class Launch:
             cells[offset : offset + 8].view(np.uint64)[0] = self.symbols[name] + more
 
     def _cooperate(self) -> None:
-        """The launch is a cooperative one.
-
-        Raises:
-            ValueError: the chip does not hold its clusters at once.
-        """
+        """The launch is a cooperative one. Raises ValueError: the chip does not hold its clusters at once."""
         clusters = math.prod(self.grid) // math.prod(self.cluster)
         if clusters > self.capacity:
             raise ValueError(
@@ -207,7 +200,8 @@ class Launch:
         nx, ny = (g // c for g, c in zip(self.grid[:2], self.cluster[:2]))
         return index % nx, index // nx % ny, index // (nx * ny)
 
-    def _take_cluster(self, request: Step) -> tuple[int, int, int] | None:
+    def take_cluster(self, request: Step) -> tuple[int, int, int] | None:
+        """Removes a cluster that has not started; the %ctaid of its first CTA, None if none is left, or by chance."""
         options = self.options
         by_chance = options.spurious_try_wait_failures and self._refusals.random() < 0.25 or request in options.steps
         if not self.waiting:
@@ -220,23 +214,4 @@ class Launch:
         return x, y, z
 
     def make_cluster(self, index: int) -> Cluster:
-        facts = LaunchFacts(
-            grid=self.grid,
-            block=self.block,
-            shape=self.cluster,
-            smem=self.shared_bytes,
-            static_smem=self.shared_bytes - self.dynamic_smem,
-            gaps=gaps(self.execution.kernel.variables, self.dynamic_smem, self.shared_bytes),
-            params=self.params,
-            symbols=self.symbols,
-            gmem=self.memory,
-            options=self.options,
-            arithmetic=Arithmetic(self.options.arithmetic, self.target),
-            races=self.races,
-            blocks=len(self.execution.flow.blocks),
-            instructions=self.execution.kernel.instructions,
-            registers=self._registers(self.execution.kernel),
-            reported=self.reported,
-            take_cluster=self._take_cluster,
-        )
-        return Cluster(index, self._coordinates(index), facts)
+        return Cluster(index, self._coordinates(index), self)

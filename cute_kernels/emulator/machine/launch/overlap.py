@@ -34,11 +34,7 @@ _MOST_HELD = 64  # clusters of a launch that stand still with all their memories
 
 
 class Snapshot:
-    """Contents of device memory.
-
-    Args:
-        regions: (address, bytes) of it.
-    """
+    """Contents of device memory. ``regions``: (address, bytes) of it."""
 
     def __init__(self, regions: Iterable[tuple[int, int]]) -> None:
         self._memory = GlobalMemory()
@@ -100,10 +96,7 @@ def lets_overlap(launch: CapturedLaunch) -> bool:
 
 @default_environment()
 def run_overlapping(
-    first: CapturedLaunch,
-    second: CapturedLaunch,
-    memory: GlobalMemory,
-    options: Options,
+    first: CapturedLaunch, second: CapturedLaunch, memory: GlobalMemory, options: Options,
     numbers: Iterable[int] = (0, 0),
 ) -> None:
     """Executes two launches of which the second begins as soon as the first lets it, without detectors.

@@ -27,12 +27,8 @@ _MOST_AT_FIRST = 4  # clusters that are interleaved, as long as none of them wai
 
 
 class Residents:
-    """Executes the clusters of a launch that have not started.
-
-    Args:
-        launch: whose.
-        timeline: takes what happens, or None.
-    """
+    """Executes the clusters of a launch that have not started. ``launch``: whose; ``timeline``: takes what happens, or
+    None."""
 
     def __init__(self, launch: Launch, timeline: Timeline | None) -> None:
         self._launch, self._timeline = launch, timeline
@@ -55,11 +51,8 @@ class Residents:
         self._steps = deque(step for step in launch.options.steps if step.kind not in REFUSALS)
 
     def run(self) -> Iterator[Scheduler]:
-        """The clusters, as they end.
-
-        Raises:
-            EmulatorError: what a cluster or a detector reports, or a hang of the launch.
-        """
+        """The clusters, as they end. Raises EmulatorError: what a cluster or a detector reports, or a hang of the
+        launch."""
         while self._launch.waiting or self._running:
             scheduler = self._next()
             before = scheduler.cluster.changes()

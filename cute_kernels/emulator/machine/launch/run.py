@@ -170,19 +170,10 @@ class _Work:
         by_opcode = counters.by_opcode()
         by_warps = sum(count for opcode, count in by_opcode.items() if opcode.split(".")[0] == "mma")
         return Report(
-            warp_instructions=counters.total,
-            by_role=counters.by_role,
-            by_opcode=by_opcode,
-            seconds=seconds,
-            clusters=self.clusters,
-            tma_bytes_loaded=self.loaded,
-            tma_bytes_stored=self.stored,
-            mma_instructions=self.mmas + by_warps,
-            shared_bytes=self.launch.shared_bytes - SYSTEM_BYTES,
-            tensor_columns=self.columns,
-            units=units,
-            processes=processes,
-            one_process=one_process,
+            warp_instructions=counters.total, by_role=counters.by_role, by_opcode=by_opcode, seconds=seconds,
+            clusters=self.clusters, tma_bytes_loaded=self.loaded, tma_bytes_stored=self.stored,
+            mma_instructions=self.mmas + by_warps, shared_bytes=self.launch.shared_bytes - SYSTEM_BYTES,
+            tensor_columns=self.columns, units=units, processes=processes, one_process=one_process,
         )
 
 

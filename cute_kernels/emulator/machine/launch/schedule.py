@@ -109,15 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that choose a schedule."""
     parser.add_argument("--seed", type=seed_of, default=0, help="of the schedule (default: %(default)s)")
     parser.add_argument(
-        "--completion",
-        choices=COMPLETIONS,
-        default="eager",
+        "--completion", choices=COMPLETIONS, default="eager",
         help="when asynchronous work takes effect: at once, as late as possible, at random (default: %(default)s)",
     )
     parser.add_argument(
-        "--interleave",
-        choices=INTERLEAVES,
-        default="round_robin",
+        "--interleave", choices=INTERLEAVES, default="round_robin",
         help="which warp runs next; starve: a role or warp only when nothing else can (default: %(default)s)",
     )
     parser.add_argument(
@@ -128,8 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "only when no other one can (default: %(default)s)",
     )
     parser.add_argument(
-        "--spurious-timeouts",
-        action="store_true",
+        "--spurious-timeouts", action="store_true",
         help="mbarrier.try_wait sometimes reports a timeout, clusterlaunchcontrol.try_cancel that no cluster is left",
     )
     parser.add_argument(
@@ -139,10 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "griddepcontrol.wait does not order races, and shows in the results",
     )
     parser.add_argument(
-        "--steps",
-        type=steps_of,
-        default=(),
-        metavar="STEP,..",
+        "--steps", type=steps_of, default=(), metavar="STEP,..",
         help="turns that come before those in turn, as check prints them: 0w3:14 is cluster 0, warp 3, 14 basic blocks",
     )
 
@@ -193,10 +185,7 @@ def drawn(number: int, *, overlaps: bool, meets: bool = False) -> Schedule:
     """Random schedule ``number``, from 1 on; the same for the same number. The others as for `systematic`."""
     rng = random.Random(number)
     return Schedule(
-        seed=number,
-        completion=rng.choice(COMPLETIONS),
-        interleave=rng.choice(INTERLEAVES[1:]),
-        spurious_timeouts=rng.random() < 0.5,
-        overlap=overlaps and rng.random() < 0.25,
+        seed=number, completion=rng.choice(COMPLETIONS), interleave=rng.choice(INTERLEAVES[1:]),
+        spurious_timeouts=rng.random() < 0.5, overlap=overlaps and rng.random() < 0.25,
         interleave_clusters=rng.choice(CLUSTERS) if meets else "in_turn",
     )

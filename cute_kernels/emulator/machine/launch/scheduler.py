@@ -15,7 +15,7 @@ from typing import NoReturn
 from cute_kernels.common import interrupts
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.facts import WaitState
-from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.starvation import draw_starved
 from cute_kernels.emulator.machine.state.warp import NamedWait, PhaseWait, Wait
@@ -99,11 +99,8 @@ class Scheduler:
         self.probes = tuple(probe for probe in (cluster.meter, cluster.trace) if probe is not None)
 
     def run(self) -> None:
-        """Runs all warps to their end, or until it pauses.
-
-        Raises:
-            EmulatorError: what a warp or a detector reports, or a hang.
-        """
+        """Runs all warps to their end, or until it pauses. Raises EmulatorError: what a warp or a detector reports, or
+        a hang."""
         cluster = self.cluster
         if self.stuck is not None:  # others have run since
             self.stuck, self.idle_blocks, self.idle_since, self.polls_before = None, 0, 0, cluster.polls
@@ -343,12 +340,8 @@ class Scheduler:
         if self.later:
             lines.append(f"{self.later} clusters have not started: {self.most} are resident at most at the same time")
         return Hang(message, "\n".join(lines)).know(
-            kind,
-            waits=tuple(self._waiting(warp) for warp in self.cluster.warps),
-            exited=tuple(exited),
-            pending=tuple(pending),
-            barriers=self.cluster.barriers.states(),
-            past=self.cluster.barriers.past(),
+            kind, waits=tuple(self._waiting(warp) for warp in self.cluster.warps), exited=tuple(exited),
+            pending=tuple(pending), barriers=self.cluster.barriers.states(), past=self.cluster.barriers.past(),
         )
 
     def _waiting(self, warp: Warp) -> WaitState:

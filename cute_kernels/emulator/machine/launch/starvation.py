@@ -27,8 +27,7 @@ def draw_starved(rng: random.Random, warps: Sequence[W]) -> frozenset[W]:
     victim = rng.choice(warps)
     kinds = (
         [warp for warp in warps if warp.track == victim.track],
-        [warp for warp in warps if warp.track == victim.track and warp.cta is victim.cta],
-        [victim],
+        [warp for warp in warps if warp.track == victim.track and warp.cta is victim.cta], [victim],
     )
     return frozenset(rng.choice(kinds))
 
@@ -40,11 +39,7 @@ class _Warp(NamedTuple):
 
 def seeds_for_each_warp(ctas: int, warps: int) -> list[int]:
     """The least seeds that starve, in the first cluster of a launch, warp 0 of all CTAs, warp 1 of all CTAs, ...
-
-    Args:
-        ctas: of a cluster.
-        warps: of a CTA; none of them has a role.
-    """
+    ``ctas``: of a cluster; ``warps``: of a CTA; none of them has a role."""
     cluster = [_Warp(cta, f"warp {index}") for cta in range(ctas) for index in range(warps)]
     wanted = {frozenset(warp for warp in cluster if warp.track == f"warp {index}"): index for index in range(warps)}
     found: dict[int, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
@@ -11,9 +10,7 @@ from cute_kernels.emulator.isa.ptx.decode_stack import NOWHERE
 from cute_kernels.emulator.machine.state.generic_addresses import parameter_offset
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory, SharedMemory
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.warp import WarpState
+from cute_kernels.emulator.machine.state.warp import WarpState
 
 _NAMES = {
     CONSTANTS[f"ACCESS_{name}"]: name
@@ -33,8 +30,8 @@ def fault(
     what: int, fault: ctypes.Structure, memory: ClusterMemory, gmem: GlobalMemory, warp: WarpState | None
 ) -> EmulatorError:
     """A `Fault` of the core, in words: of a warp, or (None) of asynchronous work."""
-    name, nbytes, write = _NAMES[what], fault.amount, bool(fault.operation & _WRITE)
-    together, space = bool(fault.operation & _TOGETHER), _SPACES[fault.operation & _SPACE]
+    name, nbytes, write = _NAMES[what], fault.nbytes, bool(fault.how & _WRITE)
+    together, space = bool(fault.how & _TOGETHER), _SPACES[fault.how & _SPACE]
     address = fault.address & _WORD if together else fault.address
     if name == "MISALIGNED":
         message = f"misaligned {space} {'store' if write else 'load'} of {nbytes} bytes at {address:#x}"
@@ -64,9 +61,7 @@ def fault(
     return _shared(name, cta, address & OFFSET_MASK, nbytes, write, together)
 
 
-def _shared(
-    name: str, cta: SharedMemory, offset: int, nbytes: int, write: bool, together: bool
-) -> EmulatorError:
+def _shared(name: str, cta: SharedMemory, offset: int, nbytes: int, write: bool, together: bool) -> EmulatorError:
     if name == "EXITED":
         return cta.has_exited()
     if name == "OUTSIDE":

@@ -13,14 +13,12 @@ import random
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 
 Policy = Literal["eager", "lazy", "random"]
 Issued: TypeAlias = "tuple[Instruction, str]"
@@ -82,11 +80,8 @@ class AsyncEngine:
     """
 
     def __init__(
-        self,
-        policy: Policy = "eager",
-        rng: random.Random | None = None,
-        issuer: Callable[[], Issued | None] = lambda: None,
-        tables: int | None = None,
+        self, policy: Policy = "eager", rng: random.Random | None = None,
+        issuer: Callable[[], Issued | None] = lambda: None, tables: int | None = None,
     ) -> None:
         if policy not in ("eager", "lazy", "random"):
             raise ValueError(f"completion policy = {policy!r}: must be 'eager', 'lazy' or 'random'")

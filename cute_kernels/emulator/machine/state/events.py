@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, AsyncOp
+from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, AsyncOp
 
 _ROOM = 256  # events
 _MOST_KNOWN = 4096  # operations
@@ -64,12 +62,7 @@ class Observer(Protocol):
 
 
 class Events:
-    """The stream of one cluster.
-
-    Args:
-        tables: of the core.
-        engine: knows the operations.
-    """
+    """The stream of one cluster. ``tables``: of the core; ``engine``: knows the operations."""
 
     def __init__(self, tables: ctypes.Structure, engine: AsyncEngine) -> None:
         self._tables, self._engine = tables, engine

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.warp import WarpState
+from cute_kernels.emulator.machine.state.warp import WarpState
 
 #: What the core finds wrong.
 FAULTS = {CONSTANTS[name] for name in ("LANES_DIFFER", "MASKS_DIFFER", "WRONG_MEMBERS", "WRONG_LANES")}
@@ -21,7 +18,7 @@ FAULTS = {CONSTANTS[name] for name in ("LANES_DIFFER", "MASKS_DIFFER", "WRONG_ME
 
 def fault(what: int, fault: ctypes.Structure, warp: WarpState) -> EmulatorError:
     """A `Fault` of the core, in words."""
-    lanes = fault.lanes
+    lanes = fault.mask
     if what == CONSTANTS["WRONG_LANES"]:
         return _part_of_a_warp(warp, lanes)
     if what == CONSTANTS["WRONG_MEMBERS"]:

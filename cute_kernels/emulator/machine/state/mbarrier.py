@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +16,8 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX, raising
 from cute_kernels.emulator.facts import BarrierState, Moment, Past
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
 
 MAX_COUNT = CONSTANTS["MAX_COUNT"]  # PTX ISA: valid range of expected, pending and transaction counts
 _BLOCK = CONSTANTS["BARRIER_BLOCK"]
@@ -68,23 +65,24 @@ class MBarriers:
     Args:
         memory: where the barriers lie.
         names: by offset in the shared memory of a CTA, for reports.
+        instructions: of the kernel, for reports.
+        ask: answers what the core asks while it executes, by its number: whether to go on. None: `fault` is raised.
 
     Attributes:
         labels: who arrives, by number: names of the cluster's warps, then of operations.
-        instructions: of the kernel, for reports.
         tables: the core's `Tables`; they are at ``address``.
-        ask: answers what the core asks for while it executes, by its number: whether to go on. Faults are worded by
-            `fault` and raised.
         error: what `ask` has raised.
         noted: passes on what the core has noted for observers.
     """
 
-    def __init__(self, memory: ClusterMemory, names: Mapping[int, str] | None = None) -> None:
-        self._memory = memory
-        self._names = names or {}
+    def __init__(
+        self, memory: ClusterMemory, names: Mapping[int, str] | None = None,
+        instructions: Sequence[Instruction] = (), ask: Callable[[int], bool] | None = None,
+    ) -> None:  # fmt: skip
+        self._memory, self._names, self.instructions = memory, names or {}, instructions
+        self.ask = self._raise if ask is None else ask
         self._barriers: dict[int, MBarrier] = {}
         self.labels: list[str] = []
-        self.instructions: Sequence[Instruction] = ()
         self._blocks: list[ctypes.Array[ctypes.Structure]] = []
         self._free: list[int] = []
         self.slots = [np.zeros(-(-cta.size // 8), np.int16) for cta in memory.ctas]
@@ -96,7 +94,6 @@ class MBarriers:
             entry = self.cta(cta.cta_rank)
             entry.data, entry.states = cta.data.ctypes.data, cta.states.ctypes.data
             entry.size, entry.slots = cta.size, slots.ctypes.data
-        self.ask: Callable[[int], bool] = self._raise
         self.error: BaseException | None = None
         self.noted: Callable[[], None] = lambda: None
         self._callback = _CALLBACK(self._report)
@@ -148,11 +145,7 @@ class MBarriers:
         self._barriers[address].words.point = point
 
     def inval(self, address: int) -> None:
-        """mbarrier.inval: the location may be used for anything again.
-
-        Raises:
-            BarrierMisuse: no live barrier there.
-        """
+        """mbarrier.inval: the location may be used for anything again. Raises BarrierMisuse: no live barrier there."""
         if address not in self._barriers:
             raise self._not_live("mbarrier.inval", address)
         rank, offset = self._memory.resolve(address)
@@ -200,7 +193,7 @@ class MBarriers:
 
     def fault(self, what: int) -> EmulatorError:
         """The fault that the core has come upon, in words."""
-        fault = self.tables.fault
+        fault = self.tables.fault.barrier
         address, amount, operation = fault.address, fault.amount, OPERATIONS[fault.operation]
         if what == CONSTANTS["NOT_LIVE"]:
             return self._not_live(operation, address)

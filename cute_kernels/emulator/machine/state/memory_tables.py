@@ -6,15 +6,12 @@ A launch has one exchange area of 256-byte rows, through which calls of Python g
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.gmem import GlobalMemory
-    from cute_kernels.emulator.machine.state.mbarrier import MBarriers
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 
 ROW = CONSTANTS["EXCHANGE_ROW"]  # bytes: 32 lanes of 64 bits
 #: Flags of the tables.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import Side
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.warp import CtaState, WarpState
+from cute_kernels.emulator.machine.state.warp import CtaState, WarpState
 
 #: What the core finds wrong with an arrival.
 FAULTS = {CONSTANTS[name] for name in ("WRONG_NUMBER", "WRONG_THREADS", "OTHER_THREADS")}
@@ -33,11 +31,7 @@ class Point(Protocol):
 
 
 class NamedBarriers:
-    """The named barriers of a CTA. They count whole warps.
-
-    Attributes:
-        address: of a `NamedBarriers` of the core.
-    """
+    """The named barriers of a CTA. They count whole warps. ``address``: of a `NamedBarriers` of the core."""
 
     def __init__(self, cta: CtaState) -> None:
         self.cta = cta

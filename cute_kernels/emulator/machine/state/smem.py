@@ -8,15 +8,12 @@ dynamic shared memory of a kernel starts at 1024.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, raising
 from cute_kernels.emulator.facts import Memory
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Variable
+from cute_kernels.emulator.isa.ptx.program import Variable
 
 SYSTEM_BYTES = 1024
 RANK_SHIFT = 24
@@ -83,9 +80,7 @@ class SharedMemory:
     def __init__(self, size: int, cta_rank: int = 0, *, detect: bool = True, uninitialised: bool = True) -> None:
         if size < SYSTEM_BYTES or size > 1 << 18:
             raise IllegalAccess(f"shared memory of {size} bytes; legal are {SYSTEM_BYTES} to {1 << 18}")
-        self.size = size
-        self.cta_rank = cta_rank
-        self.detect = detect
+        self.size, self.cta_rank, self.detect = size, cta_rank, detect
         self.report: Callable[[EmulatorError], None] = raising
         self._fresh = 0 if uninitialised else _DATA  # state of what nobody has written
         self.exited = False
@@ -160,11 +155,8 @@ class SharedMemory:
             raise self.outside(offset, nbytes)
 
     def check_range(self, offset: int, nbytes: int, *, write: bool) -> None:
-        """Checks one contiguous access and, for a write, marks the bytes as initialised.
-
-        Raises:
-            IllegalAccess: out of bounds, uninitialised (reads), touching a live mbarrier, or the CTA has exited.
-        """
+        """Checks one contiguous access and, for a write, marks the bytes as initialised. Raises IllegalAccess: out of
+        bounds, uninitialised (reads), touching a live mbarrier, or the CTA has exited."""
         end = offset + nbytes
         self.check_bounds(offset, nbytes)
         if not self.detect:
@@ -201,11 +193,8 @@ class SharedMemory:
         ).know("uninitialised-read", memory=self._bytes(offset, nbytes))
 
     def check_initialised(self, index: np.ndarray, nbytes: int) -> None:
-        """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data.
-
-        Raises:
-            IllegalAccess: some were never written or are part of a live mbarrier, or the CTA has exited.
-        """
+        """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data. Raises
+        IllegalAccess: some were never written or are part of a live mbarrier, or the CTA has exited."""
         self.check_open()
         holds_data = self.states.reshape(-1, nbytes)[index] == _DATA
         if self.detect and not holds_data.all():
@@ -235,10 +224,7 @@ class SharedMemory:
 
 
 class ClusterMemory:
-    """Shared memory of all CTAs of a cluster under one address.
-
-    Args:
-        ctas: one SharedMemory per CTA, in order of rank.
+    """Shared memory of all CTAs of a cluster under one address. ``ctas``: one SharedMemory per CTA, in order of rank.
     """
 
     def __init__(self, ctas: list[SharedMemory]) -> None:
@@ -248,11 +234,8 @@ class ClusterMemory:
         self.ctas = ctas
 
     def resolve(self, address: int) -> tuple[int, int]:
-        """Splits an address into (rank of the CTA in the cluster, offset).
-
-        Raises:
-            IllegalAccess: no such CTA in this cluster.
-        """
+        """Splits an address into (rank of the CTA in the cluster, offset). Raises IllegalAccess: no such CTA in this
+        cluster."""
         rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
         if not 0 <= rank < len(self.ctas):
             raise self.no_cta(address)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, raising
 from cute_kernels.emulator.facts import Memory, WarpName
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.isa.ptx.program import Instruction
 
 LANES, COLUMNS = CONSTANTS["TENSOR_LANES"], CONSTANTS["TENSOR_COLUMNS"]
 LANE_GROUP = CONSTANTS["LANE_GROUP"]  # no access covers less of a column
@@ -106,10 +103,7 @@ class TensorMemory:
 
     def alloc(self, ncols: int) -> int | None:
         """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
-
-        Raises:
-            IllegalAccess: ncols is not a power of two in 32..512, or the permit was relinquished.
-        """
+        Raises IllegalAccess: ncols is not a power of two in 32..512, or the permit was relinquished."""
         if ncols < 32 or ncols > COLUMNS or ncols & (ncols - 1):
             raise IllegalAccess(f"tcgen05.alloc of {ncols} columns; legal are 32, 64, 128, 256 and 512")
         if self.relinquished:
@@ -134,10 +128,7 @@ class TensorMemory:
         self._allocated_by[base] = place, warp
 
     def dealloc(self, address: int, ncols: int) -> None:
-        """tcgen05.dealloc of an allocation as a whole.
-
-        Raises:
-            IllegalAccess: nothing of that size is allocated there.
+        """tcgen05.dealloc of an allocation as a whole. Raises IllegalAccess: nothing of that size is allocated there.
         """
         lane, column = split_address(address)
         if lane or self.allocations.get(column) != ncols:
@@ -194,11 +185,8 @@ class TensorMemory:
             self.check(LANE_GROUP * groups.start, lanes, columns.start, width, write=bool(access.write))
 
     def check(self, lane: int, nlanes: int, column: int, ncols: int, *, write: bool) -> None:
-        """Checks a rectangle and, for a write, marks it as written.
-
-        Raises:
-            IllegalAccess: outside the memory, columns not allocated, or (reads) cells never written.
-        """
+        """Checks a rectangle and, for a write, marks it as written. Raises IllegalAccess: outside the memory, columns
+        not allocated, or (reads) cells never written."""
         if lane < 0 or lane + nlanes > LANES or column < 0 or column + ncols > COLUMNS:
             raise IllegalAccess(
                 f"TMEM access to lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1} leaves the "

@@ -8,14 +8,10 @@ takes part hangs. Nothing else is ordered by it: the ISA does not say that these
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.machine.state.warp import Wait
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.tmem import TensorMemory
-    from cute_kernels.emulator.machine.state.warp import WarpState
+from cute_kernels.emulator.machine.state.tmem import TensorMemory
+from cute_kernels.emulator.machine.state.warp import Wait, WarpState
 
 Operands = tuple[int, ...]
 
@@ -31,10 +27,7 @@ class PairOperation:
     """
 
     def __init__(
-        self,
-        name: str,
-        memories: list[TensorMemory],
-        perform: Callable[[TensorMemory, Operands], int | None],
+        self, name: str, memories: list[TensorMemory], perform: Callable[[TensorMemory, Operands], int | None],
         possible: Callable[[TensorMemory, Operands], bool] = lambda memory, operands: True,
     ) -> None:
         self.name, self._memories, self._perform, self._possible = name, memories, perform, possible
@@ -42,11 +35,8 @@ class PairOperation:
         self._results: dict[int, tuple[WarpState, int]] = {}
 
     def join(self, warp: WarpState, operands: Operands) -> int | None:
-        """A warp performs the operation, or looks again whether its peer has; None: it has to wait.
-
-        Raises:
-            IllegalAccess: there is no peer, or the operands of the two differ.
-        """
+        """A warp performs the operation, or looks again whether its peer has; None: it has to wait. Raises
+        IllegalAccess: there is no peer, or the operands of the two differ."""
         rank, peer = warp.cta.rank, warp.cta.rank ^ 1
         if peer >= len(self._memories):
             raise IllegalAccess(f"{self.name}.cta_group::2 by CTA {rank} of a cluster without CTA {peer}, its peer")
@@ -87,6 +77,20 @@ class PairOperation:
         if (rank ^ 1) in self._waiting:
             return f"waits for free TMEM columns: {self.name}.cta_group::2 of {self._waiting[rank][1][-1]} columns"
         return f"waits for a warp of CTA {rank ^ 1} to execute {self.name}.cta_group::2 as well"
+
+
+def pair_operations(memories: list[TensorMemory]) -> dict[str, PairOperation]:
+    """The operations of one pair, by name; ``memories``: of all CTAs of the cluster."""
+
+    def deallocate(memory: TensorMemory, operands: Operands) -> int:
+        memory.dealloc(*operands)
+        return 0
+
+    return {
+        "alloc": PairOperation("tcgen05.alloc", memories, lambda memory, operands: memory.alloc(*operands),
+                               lambda memory, operands: memory.has_room(*operands)),
+        "dealloc": PairOperation("tcgen05.dealloc", memories, deallocate),
+    }  # fmt: skip
 
 
 class PairWait(Wait):

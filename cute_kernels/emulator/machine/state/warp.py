@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import WarpName
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
-    from cute_kernels.emulator.machine.state.events import Events
-    from cute_kernels.emulator.machine.state.gmem import GlobalMemory
-    from cute_kernels.emulator.machine.state.mbarrier import MBarriers
-    from cute_kernels.emulator.machine.state.register_pool import RegisterPool
-    from cute_kernels.emulator.machine.state.smem import ClusterMemory, SharedMemory
-    from cute_kernels.emulator.machine.state.tmem import TensorMemory
+from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.machine.state.events import Events
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.machine.state.mbarrier import MBarriers
+from cute_kernels.emulator.machine.state.register_pool import RegisterPool
+from cute_kernels.emulator.machine.state.smem import ClusterMemory, SharedMemory
+from cute_kernels.emulator.machine.state.tmem import TensorMemory
 
 # --- what a warp has around it: as much of `units.sm` as its state and observers know -------------------------------
 

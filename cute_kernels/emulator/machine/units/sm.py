@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state import access_faults, lane_faults, named_barriers
 from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, cluster_random
 from cute_kernels.emulator.machine.state.events import Events
@@ -24,21 +25,18 @@ from cute_kernels.emulator.machine.state.named_barriers import NamedBarriers
 from cute_kernels.emulator.machine.state.register_pool import RegisterPool
 from cute_kernels.emulator.machine.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.machine.state.tmem import TensorMemory
-from cute_kernels.emulator.machine.state.tmem_pairs import PairOperation
+from cute_kernels.emulator.machine.state.tmem_pairs import pair_operations
 from cute_kernels.emulator.machine.state.warp import WarpState
 from cute_kernels.emulator.machine.units.copies import bulk, cp_async
 from cute_kernels.emulator.machine.units.matrix import tensor_core, wgmma
 from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.observe.counters import UnitCounters
+from cute_kernels.emulator.observe.trace import ClusterTrace
+from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.races.happens_before import Agent
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.races.tracker import RaceTracker
 from cute_kernels.emulator.steps import Step
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
-    from cute_kernels.emulator.observe.trace import ClusterTrace
-    from cute_kernels.emulator.options import Options
 
 
 class Warp(WarpState):
@@ -123,11 +121,7 @@ class Cta:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        rank: int,
-        coordinates: tuple[int, int, int],
-        in_cluster: tuple[int, int, int],
+        self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int], in_cluster: tuple[int, int, int],
         smem: int,
     ) -> None:
         self.cluster, self.rank = cluster, rank
@@ -152,35 +146,32 @@ class Cta:
         self.cluster.barrier.settle()
 
 
-@dataclass(frozen=True)
-class LaunchFacts:
-    """Facts that all clusters of a launch share.
+class LaunchFacts(Protocol):
+    """Facts that all clusters of a launch share (`machine.launch.launch.Launch`).
 
     Attributes:
-        grid, block, shape: CTAs of the grid, threads of a CTA, CTAs of a cluster.
-        smem, static_smem: bytes of shared memory per CTA, all of it and what is not dynamic.
-        gaps: what of it belongs to no array.
-        params, symbols, gmem: parameter block, addresses of variables, memory.
+        grid, block, cluster: CTAs of the grid, threads of a CTA, CTAs of a cluster.
+        shared_bytes, dynamic_smem: bytes of shared memory per CTA: all, and those that are dynamic.
+        gaps: which of them belong to no array.
+        params, symbols, memory: parameter block, addresses of variables, global memory.
         options: schedule and detectors.
         arithmetic: how tensor cores add.
         races: what the race detector knows of global memory, or None.
         blocks: basic blocks of the kernel.
         instructions: of the kernel.
-        registers: what a CTA has of them, or None where that is not known.
-        reported: what tells reports apart, of those after which execution went on: none is made again.
-        take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
-            None when none is left, or by chance; its argument is the step that this is then.
+        registers: of a thread when the kernel begins, or None where that is not known.
+        reported: keys of reports after which execution went on: none is made again.
     """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    shape: tuple[int, int, int]
-    smem: int
-    static_smem: int
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    dynamic_smem: int
     gaps: tuple[tuple[int, int], ...]
     params: bytes
     symbols: dict[str, int]
-    gmem: GlobalMemory
+    memory: GlobalMemory
     options: Options
     arithmetic: Arithmetic
     races: LaunchShadow | None
@@ -188,12 +179,8 @@ class LaunchFacts:
     instructions: Sequence[Instruction]
     registers: int | None
     reported: set[tuple[object, ...]]
-    take_cluster: Callable[[Step], tuple[int, int, int] | None]
 
-
-def _deallocate(memory: TensorMemory, operands: tuple[int, ...]) -> int:
-    memory.dealloc(*operands)
-    return 0
+    def take_cluster(self, request: Step) -> tuple[int, int, int] | None: ...
 
 
 class Cluster:
@@ -218,11 +205,11 @@ class Cluster:
     """
 
     def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
-        options, shape, block, smem, gmem = launch.options, launch.shape, launch.block, launch.smem, launch.gmem
-        self._take_cluster, self._requests = launch.take_cluster, itertools.count()
+        options = launch.options
+        self._launch, self._requests = launch, itertools.count()
         self.index, self.coordinates = index, coordinates
-        self.grid, self.block, self.shape = launch.grid, block, shape
-        self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
+        self.grid, self.block, self.shape = launch.grid, launch.block, launch.cluster
+        self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, launch.memory, options
         self.arithmetic = launch.arithmetic
         self.rng, asynchronous = cluster_random(options.seed, index)
         self.executing: Warp | None = None
@@ -230,78 +217,72 @@ class Cluster:
         self.excused: set[Warp] = set()
         self.triggered: set[int] = set()
         self._instructions, self._reported = launch.instructions, launch.reported
-        self.progress = self.polls = 0
-        self.async_stores = 0
-        self.dynamic_smem = smem - launch.static_smem
+        self.progress = self.polls = self.async_stores = 0
+        self.dynamic_smem = launch.dynamic_smem
+        self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
+        self.meter = UnitCounters() if options.counters else None
+        self.trace: ClusterTrace | None = None
         self.running: dict[Warp, None] = {}
-        self.ctas: list[Cta] = []
-        ranks = shape[0] * shape[1] * shape[2]
-        for rank in range(ranks):
-            inside = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
-            place = tuple(c * s + i for c, s, i in zip(coordinates, shape, inside))
-            self.ctas.append(Cta(self, rank, place, inside, smem))
-        threads, self.tracker = block[0] * block[1] * block[2], None
-        if launch.races is not None:
-            self.tracker = RaceTracker(
-                [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.strict
-            )
+        self.ctas = self._make_ctas(launch)
+        memories = [cta.tmem for cta in self.ctas]
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
-        self.barriers = MBarriers(self.memory, dict(options.barriers))
-        self.barriers.ask = self._ask
-        self.barriers.instructions = launch.instructions
+        self.barriers = MBarriers(self.memory, dict(options.barriers), launch.instructions, self._ask)
+        self.tracker = self._make_tracker(launch)
         for cta in self.ctas:
             self.barriers.cta(cta.rank).named = cta.named.address
-            cta.shared.report = cta.tmem.report = self.report
-            cta.shared.exclude(launch.gaps)
-        if self.tracker is not None:
-            self.tracker.barriers, self.tracker.report = self.barriers, self.report
-            self.tracker.arrive = self._stand
-            self.tracker.executing, self.tracker.reported = self._index, launch.reported
         self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
         self.engine.where, self.engine.reraise = self._issued, self.barriers.reraise
         self.barriers.tables.work = self.engine.address
         if options.stepped is not None:
             self.engine.stepped = lambda queue, words: options.stepped(Step(index, "a", queue), words)
-        self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
         self.events = Events(self.barriers.tables, self.engine)
         self.engine.noted = self.barriers.noted = self.events.read
-        self.meter = UnitCounters() if options.counters else None
-        self.trace: ClusterTrace | None = None
-        self.copies, self.bulk = cp_async.CopyUnit(self), bulk.BulkUnit(self)
+        self.copies, self.bulk, self.wgmma = cp_async.CopyUnit(self), bulk.BulkUnit(self), wgmma.WgmmaUnit(self)
         self.tensor_core = tensor_core.TensorCore(
-            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.arithmetic,
+            self.memory, memories, self.barriers, self.engine, self.tracker, self.arithmetic
         )
-        self.wgmma = wgmma.WgmmaUnit(self)
-        memories = [cta.tmem for cta in self.ctas]
-        self.pair_operations = [
-            {
-                "alloc": PairOperation(
-                    "tcgen05.alloc", memories, lambda memory, operands: memory.alloc(*operands),
-                    lambda memory, operands: memory.has_room(*operands),
-                ),
-                "dealloc": PairOperation("tcgen05.dealloc", memories, _deallocate),
-            }
-            for _ in range(-(-ranks // 2))
-        ]  # fmt: skip
+        self.pair_operations = [pair_operations(memories) for _ in memories[::2]]
         self.barrier = ClusterBarrier(self)
         for cta in self.ctas:
-            for first in range(0, threads, 32):
-                count = min(32, threads - first)
-                role = options.roles[first // 32] if first // 32 < len(options.roles) else ""
-                warp = Warp(cta, first // 32, (1 << count) - 1, role, launch.blocks)
-                warp.number = len(self.barriers.labels)
-                self.barriers.labels.append(warp.label)
-                cta.warps.append(warp)
-                if self.tracker is not None:
-                    warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
-                    warp.agent.warp = warp
+            self._make_warps(cta, launch)
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
         self.tensor_core.threads_of(len(self.running))
-        if launch.registers is not None:
-            for cta in self.ctas:
-                cta.registers = RegisterPool(launch.registers, len(cta.warps))
         for cta in self.ctas:
             cta.named.recount()
+
+    def _make_ctas(self, launch: LaunchFacts) -> list[Cta]:
+        (x, y, z), found = self.shape, []
+        for rank in range(x * y * z):
+            inside = rank % x, rank // x % y, rank // (x * y)
+            place = tuple(c * s + i for c, s, i in zip(self.coordinates, self.shape, inside))
+            cta = Cta(self, rank, place, inside, launch.shared_bytes)
+            cta.shared.report = cta.tmem.report = self.report
+            cta.shared.exclude(launch.gaps)
+            found.append(cta)
+        return found
+
+    def _make_tracker(self, launch: LaunchFacts) -> RaceTracker | None:
+        if launch.races is None:
+            return None
+        warps = -(-math.prod(self.block) // 32) * len(self.ctas)
+        tracker = RaceTracker([launch.shared_bytes] * len(self.ctas), launch.races, warps, self.options.strict)
+        tracker.barriers, tracker.report, tracker.arrive = self.barriers, self.report, self._stand
+        tracker.executing, tracker.reported = self._index, launch.reported
+        return tracker
+
+    def _make_warps(self, cta: Cta, launch: LaunchFacts) -> None:
+        threads, roles = math.prod(self.block), self.options.roles
+        for index, first in enumerate(range(0, threads, 32)):
+            role = roles[index] if index < len(roles) else ""
+            warp = Warp(cta, index, (1 << min(32, threads - first)) - 1, role, launch.blocks)
+            warp.number = len(self.barriers.labels)
+            self.barriers.labels.append(warp.label)
+            cta.warps.append(warp)
+            if self.tracker is not None:
+                warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
+                warp.agent.warp = warp
+        if launch.registers is not None:
+            cta.registers = RegisterPool(launch.registers, len(cta.warps))
 
     @property
     def clock(self) -> int:
@@ -333,7 +314,6 @@ class Cluster:
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
-
 
     def _index(self) -> int:
         """Index of the instruction that is executed now, -1 if that is not known."""
@@ -389,52 +369,48 @@ class Cluster:
             self.executing.code.stand_at(place)
 
     def _ask(self, what: int) -> bool:
-        """`MBarriers.ask`."""
-        warp, tables = self.executing, self.barriers.tables
+        """`MBarriers.ask`: the unit that the question is for answers it, or raises what is wrong."""
+        warp, fault = self.executing, self.barriers.tables.fault
         if what == CONSTANTS["TAKE_EVENTS"]:
             self.events.read()
             return True
         self._stand()
         if what == CONSTANTS["BY_CHANCE"]:
             return self._try_succeeds(warp)
-        if what == CONSTANTS["TAKE_LOGS"]:
-            return True
-        if what == CONSTANTS["MAKE_ROOM"]:
-            self._make_room(warp.cta.named, tables.fault.number)
-            return True
         if what in cp_async.ASKED:
-            self.copies.answer(what, tables.fault, warp)
-            return True
-        if what in bulk.ASKED:
-            self.bulk.answer(what, tables.fault, warp)
-            return True
+            self.copies.answer(what, fault.copy, warp)
+        elif what in bulk.ASKED:
+            self.bulk.answer(what, fault.bulk, warp)
+        elif what in wgmma.FAULTS:
+            self.wgmma.answer(what, fault, warp)
+        elif what in tensor_core.ASKED:
+            self.tensor_core.answer(what, fault, warp)
+        elif what == CONSTANTS["MAKE_ROOM"]:
+            self._make_room(warp.cta.named, fault.named.number)
+        elif what in access_faults.REPORTS:
+            self.report_once(what, lambda: access_faults.fault(what, fault.access, self.memory, self.gmem, warp))
+        elif what != CONSTANTS["TAKE_LOGS"]:
+            self.report(self._fault(what, fault, warp))
+        return True
+
+    def _fault(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> EmulatorError:
+        """What the core has found wrong, in words: of a detector's faults the error, all others are raised."""
         if what == CONSTANTS["RACE_RAISED"]:
             self.tracker.unit.reraise()
-        if what in wgmma.FAULTS:
-            self.wgmma.answer(what, tables.fault, warp)
-            return True
-        if what in tensor_core.ASKED:
-            self.tensor_core.answer(what, tables.fault, warp)
-            return True
         if what in named_barriers.FAULTS:
-            raise warp.cta.named.fault(what, tables.fault, warp)
+            raise warp.cta.named.fault(what, fault.named, warp)
         if what == CONSTANTS["UNKNOWN_MMA"]:
             a, _, accumulator = self.place_of(warp).parts[-3:]
             self.arithmetic.sums("mma", a, accumulator)  # raises
         if what in lane_faults.FAULTS:
-            raise lane_faults.fault(what, tables.fault, warp)
-        if what in access_faults.REPORTS:
-            self.report_once(what, lambda: access_faults.fault(what, tables.fault, self.memory, self.gmem, warp))
-            return True
+            raise lane_faults.fault(what, fault.lanes, warp)
         if what in access_faults.FAULTS:
-            raise access_faults.fault(what, tables.fault, self.memory, self.gmem, warp)
-        error = None
-        if self.tracker is not None:
-            error = self.tracker.fault(what, tables.fault, None if warp is None else warp.agent)
-        if error is None:
+            raise access_faults.fault(what, fault.access, self.memory, self.gmem, warp)
+        agent = None if warp is None else warp.agent
+        found = None if self.tracker is None else self.tracker.fault(what, fault.barrier, agent)
+        if found is None:
             raise self.barriers.fault(what)
-        self.report(error)
-        return True
+        return found
 
     def _make_room(self, named: NamedBarriers, number: int) -> None:
         """The core asks for it, for a named barrier."""
@@ -451,7 +427,7 @@ class Cluster:
 
     def take_cluster(self) -> tuple[int, int, int] | None:
         """The %ctaid of the first CTA of a cluster that has not started and never will, None if the answer is none."""
-        return self._take_cluster(Step(self.index, "c", next(self._requests)))
+        return self._launch.take_cluster(Step(self.index, "c", next(self._requests)))
 
     def exit(self, warp: Warp) -> None:
         """A warp finished."""
@@ -490,4 +466,3 @@ class Cluster:
             self.tracker.check_exits()
         if self.options.looks_for("exits"):
             self.barriers.check_finished(self.options.strict, self.report)
-

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels.emulator.errors import UnsupportedPTX
-from cute_kernels.emulator.isa.ptx.decode import (
+from cute_kernels.emulator.isa.ptx.decode import parse
+from cute_kernels.emulator.isa.ptx.program import (
     Guard,
     Immediate,
     Memory,
@@ -22,7 +23,6 @@ from cute_kernels.emulator.isa.ptx.decode import (
     Special,
     Symbol,
     Vector,
-    parse,
 )
 from cute_kernels.operations.compile import compile_plan
 from cute_kernels.testing.ptx import aligned, module

@@ -21,10 +21,10 @@ from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.machine.units.copies.packed_elements import PACKED, UNIT
 from cute_kernels.emulator.machine.units.copies.reductions import OPERATIONS, TYPES, combine
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK, NBYTES, SWIZZLES, Im2colMap, TensorMap, decode
+from cute_kernels.emulator.races.happens_before import Agent
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.machine.units.surroundings import Surroundings
-    from cute_kernels.emulator.races.happens_before import Agent
 
 BulkCopy, _Map, _Name, _Thread = (STRUCTURES[name] for name in ("BulkCopy", "TensorMap", "CopyName", "BulkThread"))
 LOAD, SEND, STORE = (CONSTANTS[f"BULK_{name}"] for name in ("LOAD", "SEND", "STORE"))
@@ -50,11 +50,7 @@ _MAP_ALIGNMENT = 64
 
 
 def tensor_descriptor(cluster: Surroundings, address: int) -> bytes:
-    """The 128 bytes of a tensor map.
-
-    Raises:
-        IllegalAccess: misaligned, or not in memory that the launch may read.
-    """
+    """The 128 bytes of a tensor map. Raises IllegalAccess: misaligned, or not in memory that the launch may read."""
     if address % _MAP_ALIGNMENT:
         raise IllegalAccess(f"tensor map at {address:#x}, which is not {_MAP_ALIGNMENT}-byte aligned")
     if cluster.tracker is not None and space_of("generic", address)[0] == "global":
@@ -122,7 +118,7 @@ class BulkUnit:
                 text = self.text(copy)
                 tracker.report(tracker.before_init(copy.signal, text, warp.agent, fault.column, fault.clock))
             case _:
-                self._combine(copy, *(_bytes(each, fault.amount) for each in (fault.cells, fault.more)))
+                self._combine(copy, *(_bytes(each, fault.nbytes) for each in (fault.cells, fault.more)))
 
     def _decode(self, address: int) -> int:
         """Decodes the tensor map at a generic address for the core: number of the entry."""

@@ -16,10 +16,10 @@ from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.lane_masks import block_lanes
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT
+from cute_kernels.emulator.machine.state.warp import WarpState
 from cute_kernels.emulator.races.shadow import GENERIC
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.warp import WarpState
     from cute_kernels.emulator.machine.units.surroundings import Surroundings
 
 LaneCopies, LaneCopy, CopiesArrival = (STRUCTURES[name] for name in ("LaneCopies", "LaneCopy", "CopiesArrival"))

@@ -6,7 +6,6 @@ map. The encoding and what is legal were taken from the CUDA driver's own encode
 CuTe DSL's host code writes.
 """
 
-
 from __future__ import annotations
 
 import functools
@@ -418,9 +417,7 @@ def _decode(data: bytes) -> TensorMap | Im2colMap:
     bits = _CORNER_BITS.get(rank)
     if bits is None:
         raise UnsupportedPTX(f"im2col tensor map of rank {rank}")
-    corners = [
-        tuple(_signed(words[14] >> (16 * half + bits * i), bits) for i in range(rank - 2)) for half in range(2)
-    ]
+    corners = [tuple(_signed(words[14] >> (16 * half + bits * i), bits) for i in range(rank - 2)) for half in range(2)]
     return Im2colMap(
         lower_corner=corners[0],
         upper_corner=corners[1],

@@ -108,11 +108,7 @@ GENERATIONS = {
 
 @functools.lru_cache(maxsize=64)
 def generation(target: str) -> str:
-    """The generation of a PTX target such as ``sm_100a``.
-
-    Raises:
-        UnsupportedPTX: none of `GENERATIONS`.
-    """
+    """The generation of a PTX target such as ``sm_100a``. Raises UnsupportedPTX: none of `GENERATIONS`."""
     match = re.fullmatch(r"sm_(\d+)[af]?", target)
     found = [name for name, numbers in GENERATIONS.items() if match and int(match[1]) in numbers]
     if not found:
@@ -126,12 +122,8 @@ def generation(target: str) -> str:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How the tensor cores of a launch add.
-
-    Attributes:
-        choice: as of the architecture, or exactly.
-        target: of the PTX, ``sm_90a``.
-    """
+    """How the tensor cores of a launch add. ``choice``: as of the architecture, or exactly; ``target``: of the PTX,
+    ``sm_90a``."""
 
     choice: Choice = "exact"
     target: str = ""
@@ -162,11 +154,8 @@ class Arithmetic:
         return Sums(row.fraction, row.result, row.step, row.lowest[d_type == "f16"], row.split)
 
     def scaled_sums(self, kind: str) -> Sums:
-        """How tcgen05.mma, or mma on sm_120, with block scaling adds.
-
-        Raises:
-            UnsupportedPTX: it is not known, of this target.
-        """
+        """How tcgen05.mma, or mma on sm_120, with block scaling adds. Raises UnsupportedPTX: it is not known, of this
+        target."""
         if self.exact:
             return EXACT
         known = SCALED if generation(self.target) in ("blackwell", "rtx blackwell") else {}

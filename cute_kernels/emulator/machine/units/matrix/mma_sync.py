@@ -64,12 +64,8 @@ SPARSE_SHAPES = {
 
 @dataclass(frozen=True)
 class Sparsity:
-    """How metadata places the elements of A.
-
-    Attributes:
-        selector: which threads of every four give the metadata.
-        ordered: ::ordered_metadata.
-    """
+    """How metadata places the elements of A. ``selector``: which threads of every four give the metadata; ``ordered``:
+    ::ordered_metadata."""
 
     selector: int
     ordered: bool

@@ -50,12 +50,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where an operand lies, as addresses.
-
-    Attributes:
-        data, states: of a memory and of the states of its bytes, None not to check them.
-        places: of int64 [rows, 32 / unit], where the pieces of each row are in units.
-    """
+    """Where an operand lies, as addresses. ``data``, ``states``: of a memory and of the states of its bytes, None not
+    to check them; ``places``: of int64 [rows, 32 / unit], where the pieces of each row are in units."""
 
     data: int
     states: int | None

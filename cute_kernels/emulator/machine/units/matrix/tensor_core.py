@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
@@ -17,18 +16,14 @@ from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, AsyncO
 from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.state.smem import ClusterMemory
 from cute_kernels.emulator.machine.state.tmem import TensorAccess, TensorCells, TensorMemory, rectangles
+from cute_kernels.emulator.machine.state.warp import WarpState
 from cute_kernels.emulator.machine.units.matrix import scaled_mma
 from cute_kernels.emulator.machine.units.matrix.arithmetic import EXACTLY, Arithmetic
 from cute_kernels.emulator.machine.units.matrix.operands import D_TYPES, KINDS, MmaKind, kind_codes
 from cute_kernels.emulator.machine.units.matrix.tensor_mma import TensorMma
 from cute_kernels.emulator.races.tracker import RaceTracker
 
-if TYPE_CHECKING:
-    from cute_kernels.emulator.machine.state.warp import WarpState
-
-TensorThread, TensorCommit, _TensorMma = (
-    STRUCTURES[name] for name in ("TensorThread", "TensorCommit", "TensorMma")
-)
+TensorThread, TensorCommit, _TensorMma = (STRUCTURES[name] for name in ("TensorThread", "TensorCommit", "TensorMma"))
 #: What the core asks this unit, by number.
 ASKED = {
     CONSTANTS[name]: name
@@ -55,20 +50,11 @@ def core_kinds(arithmetic: Arithmetic) -> ctypes.Array[ctypes.Structure]:
 
 
 class TensorCore:
-    """The tcgen05 pipe of one cluster.
-
-    Attributes:
-        arithmetic: how products are added.
-    """
+    """The tcgen05 pipe of one cluster. ``arithmetic``: how products are added."""
 
     def __init__(
-        self,
-        shared: ClusterMemory,
-        tensor_memories: list[TensorMemory],
-        barriers: MBarriers,
-        engine: AsyncEngine,
-        tracker: RaceTracker | None = None,
-        arithmetic: Arithmetic = EXACTLY,
+        self, shared: ClusterMemory, tensor_memories: list[TensorMemory], barriers: MBarriers, engine: AsyncEngine,
+        tracker: RaceTracker | None = None, arithmetic: Arithmetic = EXACTLY,
     ) -> None:
         self.arithmetic = arithmetic
         self.shared = shared
@@ -110,31 +96,31 @@ class TensorCore:
         if name.startswith("MMA"):
             self._answer_mma(name, fault, warp)
         elif name in ("TENSOR_REFUSED", "TENSOR_ORDER"):
-            self._access(name, TensorAccess.from_address(fault.record), warp, fault.index)
+            self._access(name, TensorAccess.from_address(fault.tensor.record), warp, fault.tensor.index)
         elif name == "COMMIT_MASK":
-            message = f"multicast mask {fault.ctas:#x} in a cluster of {len(self.shared.ctas)} CTAs"
+            message = f"multicast mask {fault.tensor.ctas:#x} in a cluster of {len(self.shared.ctas)} CTAs"
             raise IllegalAccess(message)
         elif name == "NAME_COMMIT":
-            thread = TensorThread.from_address(fault.record)
+            thread = TensorThread.from_address(fault.tensor.record)
             label = f"tcgen05.commit issued by {warp.label}"
             if label not in self.barriers.labels:
                 self.barriers.labels.append(label)
             thread.label = self.barriers.labels.index(label) + 1
-            self._follow(thread, warp, fault.lane)
+            self._follow(thread, warp, fault.tensor.lane)
         elif name == "COMMITS_MEET":
-            self.tracker.note_commits(fault.address)
+            self.tracker.note_commits(fault.barrier.address)
         else:
-            self.tracker.points[fault.address].add_stream(fault.column)
+            self.tracker.points[fault.barrier.address].add_stream(fault.barrier.column)
 
     def _answer_mma(self, name: str, fault: ctypes.Structure, warp: WarpState | None) -> None:
-        mma = self._mma(fault.record)
+        mma = self._mma(fault.tensor.record)
         match name:
             case "MMA_REFUSED":
-                mma.refuse(fault, self.shared)
+                mma.refuse(fault.tensor, self.shared)
             case "MMA_FIELDS":
                 mma.decode()
             case "MMA_NAME":
-                thread = TensorThread.from_address(fault.thread)
+                thread = TensorThread.from_address(fault.tensor.thread)
                 thread.text = self.tracker.epochs.text(mma.text)
                 self._follow(thread, warp, mma.record.lane)
             case "MMA_TOUCHES":

@@ -142,11 +142,7 @@ class TensorMma:
         return UnsupportedPTX(f"{self.text}: {what} operand with swizzle {matrix.swizzle}")
 
     def check(self, shared: ClusterMemory, memories: list[TensorMemory]) -> None:
-        """Checks what it touches.
-
-        Raises:
-            IllegalAccess: it is not allocated or not initialised, or a CTA has exited.
-        """
+        """Checks what it touches. Raises IllegalAccess: it is not allocated or not initialised, or a CTA has exited."""
         record = self.record
         for which in (B,) if record.a_in_tensor else (B, A):
             places, (element, mn_major) = self.operand(which).places, self.element(which)

@@ -19,6 +19,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.warp import Wait, WarpState
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK
@@ -28,14 +29,11 @@ from cute_kernels.emulator.machine.units.matrix.operands import K_BYTES, Element
 from cute_kernels.emulator.machine.units.matrix.products import Accumulator, Kind, Rows
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.isa.ptx.program import Instruction
     from cute_kernels.emulator.machine.units.surroundings import Surroundings
 
 WARPS, ROWS = CONSTANTS["WGMMA_WARPS"], CONSTANTS["WGMMA_ROWS"]  # of a warpgroup; M of every wgmma
 PENDING = CONSTANTS["PENDING"]  # what is read in an accumulator register before its wgmma is complete
-Wgmma, WgmmaForm, WgmmaWork, Warpgroup = (
-    STRUCTURES[name] for name in ("Wgmma", "WgmmaForm", "WgmmaWork", "Warpgroup")
-)
+Wgmma, WgmmaForm, WgmmaWork, Warpgroup = (STRUCTURES[name] for name in ("Wgmma", "WgmmaForm", "WgmmaWork", "Warpgroup"))
 _WORK = CONSTANTS["WORK_WGMMA"]
 #: What the core finds wrong.
 FAULTS = {
@@ -97,11 +95,8 @@ def operation_text(form: Form, rank: int, issued: Collection[int]) -> str:
 
 
 class WgmmaUnit:
-    """The wgmma pipes of one cluster, one per warpgroup, as reports and waits need them.
-
-    Attributes:
-        forms: of the kernel's wgmma.mma_async, by number.
-    """
+    """The wgmma pipes of one cluster, one per warpgroup, as reports and waits need them. ``forms``: of the kernel's
+    wgmma.mma_async, by number."""
 
     def __init__(self, cluster: Surroundings) -> None:
         self.cluster, self._header = cluster, cluster.barriers.tables
@@ -189,10 +184,11 @@ class WgmmaUnit:
         if name == "COPIED":
             if self.cluster.options.looks_for("registers"):
                 raise UnsupportedPTX(
-                    f"lanes {fault.lanes:#010x} of a warp with live lanes {warp.live:#010x} copy an accumulator of a "
-                    "wgmma that no wgmma.wait_group has waited for: only whole warps can"
+                    f"lanes {fault.lanes.mask:#010x} of a warp with live lanes {warp.live:#010x} copy an accumulator "
+                    "of a wgmma that no wgmma.wait_group has waited for: only whole warps can"
                 )
             return
+        fault = fault.wgmma
         form = self.forms[fault.form]
         if name == "UNINITIALISED":
             self._uninitialised(form, fault)

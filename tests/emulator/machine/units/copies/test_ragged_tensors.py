@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import IllegalAccess
+from cute_kernels.emulator import IllegalAccess, run
 from cute_kernels.emulator.machine.units.copies.tensor_map import TensorMap
 from cute_kernels.testing.ptx import aligned, launch, module
 
@@ -59,6 +59,21 @@ def test_rows_of_a_ragged_tensor(offset: int, length: int) -> None:
     launch(text(STORE), ragged(tensor), box, *where, reachable=[tensor])
     before[offset : offset + kept] = 9
     assert np.array_equal(tensor, before)
+
+
+def test_a_map_of_an_address_reaches_the_array_that_a_variable_of_the_caller_holds() -> None:
+    ptx = text(LOAD).replace(".param .u64 p0", ".param .align 64 .b8 p0[128]")
+    ptx = ptx.replace("ld.param.u64 %d0, [p0]", "mov.b64 %d0, p0")
+    tensor = aligned(np.arange(16 * 64, dtype=np.uint16).reshape(16, 64), 1024)
+    part, box = tensor[:2], np.zeros((4, 64), np.uint16)  # of the two arrays the larger one counts
+    run(ptx, grid=1, block=32, args=[ragged(part), box, BIG - 4, 7])
+    assert np.array_equal(box, tensor[3:7])
+    with pytest.raises(IllegalAccess, match="outside every registered region; nearest: the tensor behind argument p0"):
+        run(ptx, grid=1, block=32, args=[ragged(tensor), box, BIG - 4, 18])
+    kept = [tensor]
+    del tensor, part
+    with pytest.raises(IllegalAccess, match="outside every registered region; nearest: argument p1"):
+        run(ptx, grid=1, block=32, args=[ragged(kept[0]), box, BIG - 4, 7])
 
 
 def test_rows_outside_of_the_tensor_are_reported() -> None:
