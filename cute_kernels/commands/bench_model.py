@@ -186,7 +186,7 @@ def _of_timm(options: argparse.Namespace, images: list[Image.Image]) -> Model:
     return Model(
         tower,
         lambda tower, inputs: tower.forward_features(inputs["x"]),
-        timm.convert,
+        lambda tower, precision: timm.convert(tower, precision, mean=config["mean"], std=config["std"]),
         {"x": raw},
         {"x": (raw / 255 - mean) / std},
     )

@@ -9,26 +9,30 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 PerChannel = float | Sequence[float]
+Normalisation = tuple[PerChannel, PerChannel]
 
 
-def normalisation(mean: PerChannel, std: PerChannel, rescale_factor: float = 1 / 255) -> tuple[PerChannel, PerChannel]:
+def normalisation(mean: PerChannel, std: PerChannel, rescale_factor: float = 1 / 255) -> Normalisation:
     """Mean and standard deviation of pixels divided by 255, of a processor that multiplies by another factor."""
     scale = 1.0 if rescale_factor == 1 / 255 else 1 / (255 * rescale_factor)
     scaled = (scale * v if isinstance(v, (int, float)) else tuple(scale * each for each in v) for v in (mean, std))
     return tuple(scaled)
 
 
-def of_processor(processor: Any) -> tuple[PerChannel, PerChannel] | None:
+def of_processor(processor: Any) -> Normalisation | None:
     """Mean and standard deviation of an image processor, as `normalisation` has them; None where it does not say.
 
     Args:
-        processor: of transformers, be it the one of a model with text; or its configuration as a mapping.
+        processor: of transformers, be it the one of a model with text; its configuration as a mapping; or torchvision's
+            transforms.
     """
     processor = getattr(processor, "image_processor", processor)
+    for step in getattr(processor, "transforms", ()):  # torchvision's, where `ToTensor` divides by 255
+        if hasattr(step, "mean") and hasattr(step, "std"):
+            return tuple(torch.as_tensor(value).flatten().tolist() for value in (step.mean, step.std))
     found = processor.get if isinstance(processor, Mapping) else lambda name: getattr(processor, name, None)
     factor = 1.0 if found("do_rescale") is False else found("rescale_factor") or 1 / 255
     if found("do_normalize") is False:
@@ -37,11 +41,14 @@ def of_processor(processor: Any) -> tuple[PerChannel, PerChannel] | None:
     return None if mean is None or std is None else normalisation(mean, std, factor)
 
 
-def of_checkpoint(model: object) -> tuple[PerChannel, PerChannel] | None:
+def of_checkpoint(model: object, channels: int = 3) -> Normalisation | None:
     """Mean and standard deviation of the processor beside the checkpoint of a model or a configuration, or None.
 
-    Only what is on this machine is looked at.
+    Only what is on this machine is looked at, and of C-RADIO the module that normalises.
     """
+    conditioner = getattr(model, "input_conditioner", None)
+    if hasattr(conditioner, "norm_mean"):
+        return tuple(tuple(values.flatten().tolist()) for values in (conditioner.norm_mean, conditioner.norm_std))
     config = getattr(model, "config", model)
     name = getattr(model, "name_or_path", None) or getattr(config, "_name_or_path", None)
     if not isinstance(name, str) or not name:
@@ -54,7 +61,26 @@ def of_checkpoint(model: object) -> tuple[PerChannel, PerChannel] | None:
     return of_processor(config)
 
 
-def of_model_being_built() -> tuple[PerChannel, PerChannel] | None:
+def of_pretrained_cfg(model: object, channels: int) -> Normalisation | None:
+    """Mean and standard deviation that a model of timm says of weights that are there to be loaded, or None.
+
+    Of a model without any they are timm's defaults. They are of three channels, and averaged for other numbers.
+    """
+    config = getattr(model, "pretrained_cfg", None)
+    config = config if isinstance(config, Mapping) else {}
+    found = config.get("mean"), config.get("std")
+    if not any(config.get(name) for name in ("url", "hf_hub_id", "file", "state_dict")):
+        return None
+    return None if None in found else tuple(v if len(v) == channels else sum(v) / len(v) for v in found)
+
+
+def of_open_clip(tower: object, channels: int) -> Normalisation | None:
+    """Mean and standard deviation that a tower of open_clip says, by which its own transforms normalise, or None."""
+    found = getattr(tower, "image_mean", None), getattr(tower, "image_std", None)
+    return None if None in found else found
+
+
+def of_model_being_built() -> Normalisation | None:
     """`of_checkpoint` of the model whose constructor calls this one's caller, or None.
 
     A part of a model does not know the checkpoint; the configuration that frames around have does.
@@ -89,8 +115,12 @@ class _Raw:
 
     def preprocess(self, *arguments: Any, **named: Any) -> Any:
         out = super().preprocess(*arguments, **named | {"do_rescale": False, "do_normalize": False})
+        pads = named.get("do_pad", getattr(self, "do_pad", False)) and getattr(self, "do_normalize", True)
+        # Zeros that are added to normalised pixels are their mean, and those added to raw ones the darkest colour.
+        said = {name: value for name, value in named.items() if name not in ("do_rescale", "do_normalize")}
+        plain = super().preprocess(*arguments, **said) if pads else {}
         for name in [name for name in out if name.startswith("pixel_values")]:
-            out[name] = _bytes(out[name])
+            out[name] = _bytes(out[name], plain.get(name), getattr(self, "image_mean", None))
         return out
 
     def __reduce__(self) -> tuple:
@@ -104,10 +134,15 @@ def _raw_class(kind: type) -> type:
     return kind if issubclass(kind, _Raw) else type(kind.__name__, (_Raw, kind), {"__module__": kind.__module__})
 
 
-def _bytes(pixels: Any) -> Any:
-    """Pixels of 0 to 255 as uint8, be they a tensor, an array, or several in a list."""
+def _bytes(pixels: Any, normalised: Any = None, mean: PerChannel | None = None) -> Any:
+    """Pixels of 0 to 255 as uint8, be they a tensor, an array, or several in a list; the mean where both have zeros."""
     if isinstance(pixels, (list, tuple)):
-        return type(pixels)(map(_bytes, pixels))
-    if isinstance(pixels, torch.Tensor):
-        return pixels if pixels.dtype == torch.uint8 else pixels.round().clamp(0, 255).to(torch.uint8)
-    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+        each = [None] * len(pixels) if normalised is None else normalised
+        return type(pixels)(_bytes(*pair, mean) for pair in zip(pixels, each, strict=True))
+    whole = torch.as_tensor(pixels)
+    if normalised is not None:
+        fill = 255 * torch.as_tensor(mean).view(-1, 1, 1)
+        whole = torch.where((whole == 0) & (torch.as_tensor(normalised) == 0), fill, whole.to(torch.float32))
+    if whole.dtype != torch.uint8:
+        whole = whole.round().clamp(0, 255).to(torch.uint8)
+    return whole if isinstance(pixels, torch.Tensor) else whole.numpy()

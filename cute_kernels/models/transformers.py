@@ -13,48 +13,35 @@ normalised itself is multiplied as it is.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from cute_kernels.models import processors
-from cute_kernels.models.nn import layers
 from cute_kernels.models.nn.availability import in_graph, is_plain, is_transformed
-from cute_kernels.models.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
-from cute_kernels.models.nn.engine import PatchEngine, check_tensor
+from cute_kernels.models.nn.calls import why_called, why_own
+from cute_kernels.models.nn.engine import check_tensor
 from cute_kernels.models.nn.layer_norm import LayerNormEngine
 from cute_kernels.models.nn.layers import EngineMixin
-from cute_kernels.models.nn.options import Backend, Order, PatchOptions, Pixels, Precision
-from cute_kernels.models.nn.positions import PositionCache, checked_grids
-from cute_kernels.models.processors import PerChannel
-from cute_kernels.models.replace import Found, check_model, convert_all
+from cute_kernels.models.nn.options import Backend, PatchOptions, Pixels, Precision
+from cute_kernels.models.nn.positions import checked_grids
+from cute_kernels.models.replace import Embedding, Family, Library, is_fused
 
 
-class _Embedding(EngineMixin):
-    """An embedding of the library, whose forward is replaced.
-
-    Attributes:
-        library: the library's class.
-        order: of a patch's pixels in rows and in the weight.
-        layer_name: of the convolution or linear layer in it.
-    """
-
-    library: type
-    order: Order
-    layer_name: str
+class _Embedding(Embedding):
+    """An embedding of the library, with the options of `enable` where a model is built."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        _equip(self)
-
-    def engine_weight(self) -> torch.Tensor:
-        return getattr(self, self.layer_name).weight
+        options = _active.get(self.family) or self.family.options()
+        if options.mean is None and (known := processors.of_model_being_built()) is not None:
+            options = replace(options, mean=known[0], std=known[1])
+        self.equip(options)
 
 
 class _Images(_Embedding):
@@ -101,7 +88,7 @@ class _Images(_Embedding):
         numbers = why is None and is_plain(pixel_values)  # else the plain module runs, whatever the positions are
         if numbers and not in_graph() and not self.positions.in_order(ids, positions.num_embeddings):
             why = "position_ids are not the positions in their order"
-        return self.engine.takes_over_unless(
+        return self.engine.takes_over(
             why, pixel_values, lambda: (layer.weight, layer.bias, positions.weight), training=self.training
         )
 
@@ -123,7 +110,7 @@ class _NaFlex(_Embedding):
         layer, positions = self.patch_embedding, self.position_embedding.weight  # which the library does not call
         pixel_values = self.engine.as_said(pixel_values)
         why = why_called("patch_embedding", layer, torch.nn.Linear) or why_own(self, self.library, torch.nn.Linear)
-        takes_over = self.engine.takes_over_unless(
+        takes_over = self.engine.takes_over(
             why, pixel_values, lambda: (layer.weight, layer.bias, positions), training=self.training
         )
         if not takes_over:
@@ -157,7 +144,7 @@ class _Rows(_Embedding):
         rows = rows.reshape(-1, rows.shape[-1] if still else layer.weight[0].numel())
         why = why_called(name, layer, kind) or why_own(self, self.library, kind)
         parameters = lambda: (layer.weight, layer.bias)  # noqa: E731
-        if self.engine.takes_over_unless(why, rows, parameters, training=self.training):
+        if self.engine.takes_over(why, rows, parameters, training=self.training):
             return self.engine.rows(rows, layer.weight, layer.bias)
         rows = self.engine.all_frames(rows, layer.weight)
         return super().forward(self.engine.normalised(rows, layer.weight))
@@ -176,7 +163,7 @@ class _Scaled(_Embedding):
         pixels = self.engine.as_said(pixel_values)
         raw = pixels.dtype == torch.uint8 or self.engine.options.raw
         normalised = pixels if raw else 2 * (pixels - 0.5)
-        takes_over = self.engine.takes_over_unless(
+        takes_over = self.engine.takes_over(
             why_called("input_proj", layer, torch.nn.Linear) or why_own(self, self.library, torch.nn.Linear),
             normalised,
             lambda: (layer.weight, layer.bias, self.position_embedding_table),
@@ -194,6 +181,20 @@ class _Normed(_Embedding):
     order, layer_name = "hwc", "patch_dense"  # of rows and of the weight alike; one mean serves any
     engine_class = LayerNormEngine
 
+    @staticmethod
+    def check_options(family: Family, options: PatchOptions) -> None:
+        name = family.model
+        if not options.integer:
+            raise ValueError(
+                f"precision = {options.precision!r} for {name!r}, which normalises rows of uint8 itself, exactly: "
+                "must be 'int8'"
+            )
+        if len({*options.mean}) > 1 or len({*options.std}) > 1:
+            raise ValueError(
+                f"mean = {list(options.mean)} and std = {list(options.std)} of {name}, whose LayerNorm is over "
+                "all channels together: must be one number for all of them"
+            )
+
     def engine_parameters(self) -> tuple[torch.Tensor | None, ...]:
         norm, layer = self.patch_ln1, self.patch_dense
         return layer.weight, layer.bias, getattr(norm, "weight", None), getattr(norm, "bias", None)
@@ -205,7 +206,7 @@ class _Normed(_Embedding):
         why = why_called("patch_ln1", norm, torch.nn.LayerNorm) or why_called("patch_dense", layer, torch.nn.Linear)
         why = why or why_own(self, self.library, torch.nn.LayerNorm, torch.nn.Linear)
         why = why or self.engine.why_no_kernel(layer.weight, norm.eps)
-        takes_over = self.engine.takes_over_unless(why, pixels, self.engine_parameters, training=self.training)
+        takes_over = self.engine.takes_over(why, pixels, self.engine_parameters, training=self.training)
         if not takes_over:
             return super().forward(self.engine.normalised(pixels, layer.weight), image_position_ids, *more, **named)
         # Late, for the integration is imported without the library.
@@ -222,11 +223,7 @@ class _Normed(_Embedding):
 
 
 class _Conditioner:
-    """``RadioInputConditioner``: leaves the normalisation of raw pixels to the layer.
-
-    Attributes:
-        raw: whether pixels of every type are.
-    """
+    """``RadioInputConditioner``: leaves the normalisation of raw pixels to the layer; all are where ``raw`` says so."""
 
     raw: bool = False
 
@@ -234,54 +231,52 @@ class _Conditioner:
         return pixel_values if self.raw or pixel_values.dtype == torch.uint8 else super().forward(pixel_values)
 
 
-@dataclass(frozen=True)
-class _Family:
-    """A class of the library, and what is replaced: itself, or a layer in it.
-
-    Attributes:
-        module: where the class is.
-        name: of the class.
-        mixin: what takes its place; None where its layer does:
-        layer: name of that convolution or linear layer.
-        casts: whether pixels are cast on their way there: by the class or one of its module that holds it, which one
-            differs between versions of the library.
-        mean, std: normalisation of models whose processors have none.
-    """
-
-    module: str
-    name: str
-    mixin: type | None = None
-    layer: str = ""
-    casts: bool = False
-    mean: float | None = None
-    std: float | None = None
-
-
+_PATH = "transformers.models.{0}.modeling_{0}"
 _FAMILIES = {
-    "siglip": _Family("siglip", "SiglipVisionEmbeddings", _Images),
-    "siglip2": _Family("siglip2", "Siglip2VisionEmbeddings", _NaFlex),
-    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, casts=True),
-    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, casts=True),
-    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, casts=True),
-    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, casts=True),
-    "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, casts=True),
-    "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, casts=True),
-    "gemma4": _Family("gemma4", "Gemma4VisionPatchEmbedder", _Scaled, mean=0.5, std=0.5),
-    "gemma4_unified": _Family("gemma4_unified", "Gemma4UnifiedVisionEmbedder", _Normed, mean=0.0, std=1.0),
-    "clip": _Family("clip", "CLIPVisionEmbeddings", layer="patch_embedding", casts=True),
-    "metaclip_2": _Family("metaclip_2", "MetaClip2VisionEmbeddings", layer="patch_embedding", casts=True),
-    "dinov2": _Family("dinov2", "Dinov2PatchEmbeddings", layer="projection", casts=True),
-    "dinov2_with_registers": _Family(
-        "dinov2_with_registers", "Dinov2WithRegistersPatchEmbeddings", layer="projection", casts=True
-    ),
-    "dinov3_vit": _Family("dinov3_vit", "DINOv3ViTEmbeddings", layer="patch_embeddings", casts=True),
-    "aimv2": _Family("aimv2", "Aimv2VisionEmbeddings", layer="patch_embed"),
-    "internvl": _Family("internvl", "InternVLVisionPatchEmbeddings", layer="projection", casts=True),
-    "radio": _Family("radio", "RadioPatchEmbeddings", layer="patch_projection"),
+    name: Family(_PATH.format(name), kind, mixin, casts=mixin is _Rows, mean=mean, std=std)
+    for name, kind, mixin, mean, std in (
+        ("siglip", "SiglipVisionEmbeddings", _Images, None, None),
+        ("siglip2", "Siglip2VisionEmbeddings", _NaFlex, None, None),
+        ("qwen2_vl", "PatchEmbed", _Rows, None, None),
+        ("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, None, None),
+        ("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, None, None),
+        ("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, None, None),
+        ("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, None, None),
+        ("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, None, None),
+        ("gemma4", "Gemma4VisionPatchEmbedder", _Scaled, 0.5, 0.5),
+        ("gemma4_unified", "Gemma4UnifiedVisionEmbedder", _Normed, 0.0, 1.0),
+    )
 }
-# With what lies in front of an embedding.
-_KNOWN = _FAMILIES | {"conditioner": _Family("radio", "RadioInputConditioner", _Conditioner)}
-_active: dict[str, PatchOptions] = {}
+_LAYERS = {
+    name: Family(_PATH.format(name), kind, layer=layer, casts=casts)
+    for name, kind, layer, casts in (
+        ("clip", "CLIPVisionEmbeddings", "patch_embedding", True),
+        ("metaclip_2", "MetaClip2VisionEmbeddings", "patch_embedding", True),
+        ("dinov2", "Dinov2PatchEmbeddings", "projection", True),
+        ("dinov2_with_registers", "Dinov2WithRegistersPatchEmbeddings", "projection", True),
+        ("dinov3_vit", "DINOv3ViTEmbeddings", "patch_embeddings", True),
+        ("aimv2", "Aimv2VisionEmbeddings", "patch_embed", False),
+        ("internvl", "InternVLVisionPatchEmbeddings", "projection", True),
+        ("radio", "RadioPatchEmbeddings", "patch_projection", False),
+        ("vit", "ViTPatchEmbeddings", "projection", True),
+        ("deit", "DeiTPatchEmbeddings", "projection", True),
+        ("vit_mae", "ViTMAEPatchEmbeddings", "projection", True),
+        ("beit", "BeitPatchEmbeddings", "projection", False),
+        ("sam", "SamPatchEmbeddings", "projection", False),
+        ("ijepa", "IJepaPatchEmbeddings", "projection", True),
+    )
+}
+_CONDITIONER = Family(_PATH.format("radio"), "RadioInputConditioner", _Conditioner)
+_MODELS = Library(
+    "transformers",
+    "'cute-kernels[hf]'",
+    _FAMILIES | _LAYERS,
+    f"embedding of {', '.join(_FAMILIES | _LAYERS)}",
+    processors.of_checkpoint,
+    _CONDITIONER,
+)
+convert, revert, is_converted = _MODELS.convert, _MODELS.revert, _MODELS.is_converted
+_active: dict[Family, PatchOptions] = {}
 
 
 def enable(
@@ -298,11 +293,9 @@ def enable(
     Called again, it changes the options for models to come. Models that exist stay as they are: `convert` is for them.
 
     Args:
-        precision: what is multiplied, see `cute_kernels.models.nn.PatchOptions`. ``"int8"`` takes raw pixels. Gemma 4
-            Unified's LayerNorm and layer are replaced with it alone. ``"auto"`` follows the type of the weight.
-        models: which of ``"siglip"`` (SigLIP, and SigLIP2 of fixed resolution), ``"siglip2"`` (NaFlex), ``"qwen2_vl"``,
-            ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"``, ``"qwen3_5_moe"``, ``"gemma4"`` and
-            ``"gemma4_unified"``; None takes all that this transformers has.
+        precision: what is multiplied, see `cute_kernels.models.nn.PatchOptions`. Gemma 4 Unified's LayerNorm and layer
+            are replaced with ``"int8"`` alone.
+        models: names of families, which an error lists; None takes all that this transformers has.
         mean, std: normalisation of the processor; None takes that of the processor beside each checkpoint. Where there
             is none, calls with raw pixels raise ValueError.
         pixels, backend: see `cute_kernels.models.nn.PatchOptions`. Models that cast pixels before their embedding sees
@@ -315,19 +308,21 @@ def enable(
         ModuleNotFoundError: no transformers, or one without ``transformers.monkey_patching``.
         TypeError, ValueError: an argument that is not allowed; a class whose replacement somebody else registered.
     """
-    options = {name: _options(name, precision, mean, std, pixels, backend) for name in _chosen(models, precision)}
+    said = {"precision": precision, "mean": mean, "std": std, "pixels": pixels, "backend": backend}
+    options = {family: family.options(**said) for family in _chosen(models, precision)}
     registry = _registry()
-    names = {name: _FAMILIES[name].name for name in options if _original(name) is not None}
+    options = {family: each for family, each in options.items() if family.original(loaded_only=False) is not None}
     registered = registry.get_patch_mapping()
-    for name in names.values():
-        if name in registered and not _is_fused(registered[name]):
-            raise ValueError(f"{name} has a replacement registered already: unregister_patch_mapping([{name!r}]) first")
+    for family in options:
+        if family.name in registered and not is_fused(registered[family.name]):
+            fix = f"unregister_patch_mapping([{family.name!r}]) first"
+            raise ValueError(f"{family.name} has a replacement registered already: {fix}")
     # Anchored: keys are searched for in class names as regular expressions.
-    mapping = {f"^{_FAMILIES[name].name}$": _class(name) for name in names}
+    mapping = {f"^{family.name}$": family.replacement() for family in options}
     registry.register_patch_mapping(mapping, overwrite=True)
-    _active.update({name: options[name] for name in names})
-    _fuse(lambda name, fused: _class(name, fused) if name in _active else fused)
-    return tuple(names)
+    _active.update(options)
+    _fuse(lambda family, fused: family.replacement(fused) if family in _active else fused)
+    return tuple(name for name, family in _FAMILIES.items() if family in options)
 
 
 def disable() -> None:
@@ -335,10 +330,10 @@ def disable() -> None:
     if not _active:
         return
     registry = _registry()
-    ours = [f"^{_FAMILIES[name].name}$" for name in _active]
+    ours = [f"^{family.name}$" for family in _active]
     registry.unregister_patch_mapping([key for key in ours if key in registry.get_patch_mapping()])
     # The library leaves its modules patched when building a model fails.
-    replaced = {_class(name): _original(name) for name in _active}
+    replaced = {family.replacement(): family.original() for family in _active}
     for module in [module for name, module in sys.modules.items() if name.startswith("transformers.")]:
         for attribute, value in list(vars(module).items()):
             if isinstance(value, type) and value in replaced:
@@ -347,29 +342,20 @@ def disable() -> None:
     _fuse(None)
 
 
-def _is_fused(kind: type) -> bool:
-    """Whether a class is one that the library's fusion of patch embeddings made, or ours over it."""
-    fusion = sys.modules.get("transformers.fusion_mapping")
-    return fusion is not None and issubclass(kind, fusion._FusedPatchEmbeddingMixin)
-
-
-def _fuse(over: Callable[[str, type], type] | None) -> None:
-    """Has the library's fusion (``fusion_config={"patch_embeddings": True}``) make other classes.
-
-    Args:
-        over: gives the class for a family's name and the library's class; None leaves that one.
-    """
+def _fuse(over: Callable[[Family, type], type] | None) -> None:
+    """Has the library's fusion (``fusion_config={"patch_embeddings": True}``) make other classes: those that ``over``
+    gives for a family and the library's class, or that one."""
     try:
-        fusion = _library("transformers.fusion_mapping")
+        fusion = importlib.import_module("transformers.fusion_mapping")
         registry, spec = fusion._FUSION_REGISTRY, fusion.PatchEmbeddingsFusionSpec
     except (ModuleNotFoundError, AttributeError):  # of a transformers before it
         return
-    families = {_original(name, loaded_only=True): name for name, family in _FAMILIES.items() if family.mixin is _Rows}
+    families = {family.original(): family for family in _FAMILIES.values() if family.mixin is _Rows}
 
     def replaced(fused: type) -> type:
         fused = fused.__bases__[-1] if issubclass(fused, EngineMixin) else fused
-        name = families.get(fused.__bases__[-1])
-        return fused if over is None or name is None else over(name, fused)
+        family = families.get(fused.__bases__[-1])
+        return fused if over is None or family is None else over(family, fused)
 
     class Spec(spec):
         def make_fused_class(self, original_cls: type) -> type:
@@ -378,70 +364,8 @@ def _fuse(over: Callable[[str, type], type] | None) -> None:
     registry["patch_embeddings"] = spec() if over is None else Spec()
     fusion._FUSION_DISCOVERY_CACHE.pop("patch_embeddings", None)  # which has classes as they were
     known = _registry().get_patch_mapping().items()
-    mapping = {name: replaced(kind) for name, kind in known if _is_fused(kind)}
+    mapping = {name: replaced(kind) for name, kind in known if is_fused(kind)}
     _registry().register_patch_mapping(mapping, overwrite=True)
-
-
-def convert(
-    model: torch.nn.Module,
-    precision: Precision = "bf16",
-    *,
-    processor: Any = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    pixels: Pixels = "auto",
-    backend: Backend = "auto",
-) -> torch.nn.Module:
-    """Gives a model that exists this package's patch embedding, in place, and returns it.
-
-    Args:
-        model: any model with an embedding of one of the families of `enable`, or of CLIP, MetaCLIP 2, DINOv2, DINOv3,
-            AIMv2, InternVL or C-RADIO, whose layer alone is replaced.
-        precision: as for `enable`; all families take uint8 pixels.
-        processor: the model's image processor or its configuration, which says how pixels are normalised.
-        mean, std: the normalisation itself. Without it and a processor it is that of the processor's configuration
-            beside the checkpoint of the model, or of the part of it that has the embedding, if that is on this machine.
-        pixels, backend: see `cute_kernels.models.nn.PatchOptions`. With ``"auto"``, models that cast pixels have uint8
-            normalised in front of them, by torch; with ``"raw"`` the kernel does it.
-
-    Raises:
-        ModuleNotFoundError: no transformers.
-        TypeError, ValueError: an argument that is not allowed; a model without such an embedding, or whose instance has
-            a forward of its own (accelerate's hooks are kept); a normalisation that raw pixels or ``"fp8"`` need and
-            that is not known.
-    """
-    found = [each for each in _embeddings(model) if _is_replaceable(*each[1:])]
-    if not found:
-        raise _no_embedding(model)
-    options = {}
-    for path, _, name in found:
-        known = _normalisation(model, path, name, processor)
-        options[path] = _options(name, precision, mean, std, pixels, backend, known)
-        if options[path].mean is None and (options[path].raw or precision == "fp8"):
-            raise ValueError(
-                f"mean and std of a {name} model are not known, for no processor's configuration lies beside its "
-                "checkpoint: must be processor=.., or both of mean=.. and std=.."
-            )
-    for _, module, name in found:
-        if not _FAMILIES[name].layer:
-            check_reachable(module, f"the model's {name} embedding")
-    inner = [_layer_in(path, module, name, options[path]) for path, module, name in found if _FAMILIES[name].layer]
-    if inner:
-        convert_all(model, inner, ", ".join(_FAMILIES))
-    for path, module, name in found:
-        if not _FAMILIES[name].layer:
-            base = type(module).__bases__[-1] if isinstance(module, EngineMixin) else type(module)
-            change_class(module, _class(name) if base is _original(name) else _class(name, base))
-            _equip(module, options[path])
-    for module in model.modules():
-        if type(module) is _original("conditioner", loaded_only=True):
-            change_class(module, _class("conditioner"))
-        if isinstance(module, _Conditioner):
-            module.raw = options[found[0][0]].pixels == "raw"
-    _close_entries(model)
-    for path, _, name in found:
-        _open_entries(model, path, name, options[path])
-    return model
 
 
 def raw_processor(processor: Any, model: torch.nn.Module | None = None) -> Any:
@@ -467,291 +391,36 @@ def raw_processor(processor: Any, model: torch.nn.Module | None = None) -> Any:
     return raw
 
 
-def revert(model: torch.nn.Module) -> torch.nn.Module:
-    """Gives a model its library's embedding back, in place, and returns it."""
-    _close_entries(model)
-    for module in model.modules():
-        for name, family in _KNOWN.items():
-            original = _original(name, loaded_only=True)
-            if original is None or not isinstance(module, original):
-                continue
-            if family.layer:
-                layers.revert_layer(getattr(module, family.layer))
-            elif issubclass(type(module), family.mixin):
-                change_class(module, type(module).__bases__[-1])
-                for attribute in ("engine", "positions"):
-                    vars(module).pop(attribute, None)
-    return model
-
-
-def is_converted(model: torch.nn.Module) -> bool:
-    """Whether calls of a model's patch embeddings come to this package, and nothing stays to be converted.
-
-    What stands in place of a layer in a replaced embedding (an adapter, hooks) is called by this package, so it counts
-    as converted; an adapter around a layer that was replaced itself does not. A model that was not converted takes raw
-    uint8 pixels for normalised ones without an error.
-
-    Raises:
-        TypeError: no module.
-        ValueError: a model without an embedding of the families of `convert`, converted or not.
-    """
-    found = _embeddings(model)
-    if not found:
-        raise _no_embedding(model)
-    return all(_reaches_us(module, _FAMILIES[name]) for _, module, name in found)
-
-
-def _embeddings(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]]:
-    """Embeddings in a model: where, themselves, and their family.
-
-    Raises:
-        TypeError: no module.
-    """
-    check_model(model)
-    originals = {name: _original(name, loaded_only=True) for name in _FAMILIES}
-    return [
-        (path, module, name)
-        for path, module in model.named_modules()
-        for name, original in originals.items()
-        if original is not None and isinstance(module, original)
-    ]
-
-
-def _no_embedding(model: torch.nn.Module) -> ValueError:
-    return ValueError(f"model is {type(model).__name__}, which has no embedding of {', '.join(_FAMILIES)}")
-
-
-def _is_replaceable(module: torch.nn.Module, name: str) -> bool:
-    """Whether a module is the library's or ours, and nobody's subclass, where its forward is replaced."""
-    kind = type(module)
-    return bool(_FAMILIES[name].layer) or kind in (_original(name), _class(name)) or _is_fused(kind)
-
-
-def _reaches_us(module: torch.nn.Module, family: _Family) -> bool:
-    if family.layer:
-        return reaches_class(module) and layers.is_converted(getattr(module, family.layer))
-    return isinstance(module, EngineMixin) and reaches_class(module)
-
-
-def _layer_in(path: str, module: torch.nn.Module, name: str, options: PatchOptions) -> Found:
-    layer = getattr(module, _FAMILIES[name].layer)
-    channels = getattr(layer, "in_channels", None) or getattr(module, "num_channels", options.channels)
-    return f"{path}.{_FAMILIES[name].layer}".lstrip("."), layer, options.for_channels(channels)
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Hook before a module that may cast pixels on their way to what was converted.
-
-    Where their type still says that they are raw, they are normalised here, unless the layer behind expects raw ones.
-
-    Attributes:
-        path: of the layer or embedding, from this module.
-        options: of it.
-        last: whether no other such module lies between.
-    """
-
-    path: str
-    options: PatchOptions
-    last: bool
-
-    def __call__(self, module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> tuple[tuple, dict] | None:
-        first = {0: self._given(module, arguments[0])} if arguments else {}
-        given = {name: self._given(module, value) for name, value in named.items() if name.startswith("pixel_values")}
-        return (*first.values(), *arguments[1:]), named | given
-
-    def _given(self, module: torch.nn.Module, pixels: Any) -> Any:
-        if not isinstance(pixels, torch.Tensor):
-            return pixels
-        target = module.get_submodule(self.path)
-        within = [each for each in target.modules() if isinstance(each, EngineMixin)]
-        adapted = not isinstance(target, EngineMixin) or (
-            bool(target._forward_pre_hooks) and isinstance(target, tuple(layers._PLAIN))
-        )
-        for each in within:
-            if each.engine.behind_adapter != adapted:
-                each.engine.behind_adapter = adapted
-        if self.options.pixels == "raw":
-            normalises = adapted and self.last
-        else:
-            normalises = pixels.dtype == torch.uint8 and (adapted or not self.options.integer)
-        if not normalises:
-            return pixels
-        weight = within[0].engine_weight() if within else next(target.parameters())
-        engine = PatchEngine(self.options)
-        return engine.normalised(engine.as_said(pixels), weight)
-
-
-def _open_entries(model: torch.nn.Module, path: str, name: str, options: PatchOptions) -> None:
-    """Hooks before all modules of the library's file that may cast the pixels of the embedding at ``path``."""
-    family, file = _FAMILIES[name], _original(name).__module__
-    embedding = model.get_submodule(path)
-    weight_of = getattr(embedding, family.layer) if family.layer else embedding
-    known = next((module.engine.options for module in weight_of.modules() if isinstance(module, EngineMixin)), options)
-    holders = []
-    for outer, holder in model.named_modules() if family.casts else ():
-        of_file = any(kind.__module__ == file for kind in type(holder).__mro__)
-        if not of_file or not f"{path}.".startswith(f"{outer}." if outer else ""):
-            continue
-        if path != outer or family.layer:  # not itself, which takes raw pixels
-            holders.append((outer, holder))
-    for outer, holder in holders:
-        inner = f"{path[len(outer) :].strip('.')}.{family.layer}".strip(".")
-        hook = _Entry(inner, known, last=outer == holders[-1][0])
-        holder.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-def _close_entries(model: torch.nn.Module) -> None:
-    for module in model.modules():
-        for number, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, _Entry):
-                del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]
-
-
-def _normalisation(
-    model: torch.nn.Module, path: str, name: str, processor: Any
-) -> tuple[PerChannel, PerChannel] | None:
-    """Mean and standard deviation of the model itself, or of its processor; None where they are not known.
-
-    Raises:
-        ValueError: a processor that does not say.
-    """
-    if _FAMILIES[name].mean is not None:  # which no processor normalises
-        return None
-    conditioner = _original("conditioner", loaded_only=True)
-    for module in model.modules() if conditioner is not None else ():
-        if isinstance(module, conditioner):
-            return tuple(tuple(values.flatten().tolist()) for values in (module.norm_mean, module.norm_std))
-    if processor is None:  # the innermost checkpoint around the embedding has its processor
-        owners = [model.get_submodule(path)]
-        while path:
-            path = path.rpartition(".")[0]
-            owners.append(model.get_submodule(path))
-        return next(filter(None, map(processors.of_checkpoint, owners)), None)
-    known = processors.of_processor(processor)
-    if known is None:
-        raise ValueError(f"processor is {type(processor).__name__} without image_mean and image_std")
-    return known
-
-
 def __getattr__(name: str) -> type:
     """The classes that `enable` puts in place, by name, for those who unpickle a model."""
-    for family, known in _KNOWN.items():
-        if name == known.name and known.mixin is not None:
-            found = _class(family)
-            if found is not None:
-                return found
+    for family in (*_FAMILIES.values(), _CONDITIONER):
+        if name == family.name and (found := family.replacement()) is not None:
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _equip(module: torch.nn.Module, options: PatchOptions | None = None) -> None:
-    """Gives a module what its new class needs, with the options of `enable` when there are no others."""
-    name = module.family
-    if options is None:
-        options = _active.get(name) or _options(name, "bf16", None, None, "auto", "auto")
-        if options.mean is None and (known := processors.of_model_being_built()) is not None:
-            options = replace(options, mean=known[0], std=known[1])
-    channels = getattr(getattr(module, "config", None), "num_channels", None) or getattr(module, "in_channels", 3)
-    module.engine = module.engine_class(
-        replace(
-            options.for_channels(channels), order=module.order, frames=getattr(module, "temporal_patch_size", 1)
-        )
-    )
-    module.positions = PositionCache("bilinear", antialias=True) if module.order == "hwc" else PositionCache("bicubic")
-
-
-def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:
-    """Families by name, of those that the precision can serve.
-
-    Raises:
-        TypeError, ValueError: as `enable`.
-    """
+def _chosen(models: Sequence[str] | None, precision: str) -> tuple[Family, ...]:
+    """Families of `enable`, of those that the precision can serve where no names are given; raises as `enable`."""
     if isinstance(models, str) or (models is not None and not isinstance(models, Sequence)):
         raise TypeError(f"models is {type(models).__name__}: must be a sequence of names")
-    whole = {name: family.mixin for name, family in _FAMILIES.items() if not family.layer}
     for name in models or ():
-        if name not in whole:
-            other = "; convert(model) serves it" if name in _FAMILIES else ""
-            raise ValueError(f"models has {name!r}: must be one of {', '.join(map(repr, whole))}{other}")
-    served = tuple(name for name, mixin in whole.items() if precision == "int8" or mixin is not _Normed)
-    for name in models or ():
-        if name not in served:
-            raise _no_integers(name, precision)
-    return served if models is None else tuple(models)
-
-
-def _options(name: str, precision, mean, std, pixels, backend, known=None) -> PatchOptions:
-    family = _FAMILIES[name]
-    known_mean, known_std = known or (family.mean, family.std)
-    mean, std = (known_mean if mean is None else mean), (known_std if std is None else std)
-    options = PatchOptions(precision=precision, mean=mean, std=std, pixels=pixels, backend=backend)
-    if family.mixin is _Normed:
-        if not options.integer:
-            raise _no_integers(name, precision)
-        if len({*options.mean}) > 1 or len({*options.std}) > 1:
-            raise ValueError(
-                f"mean = {list(options.mean)} and std = {list(options.std)} of {name}, whose LayerNorm is over all "
-                "channels together: must be one number for all of them"
-            )
-    return options
-
-
-def _no_integers(name: str, precision: str) -> ValueError:
-    return ValueError(
-        f"precision = {precision!r} for {name!r}, which normalises rows of uint8 itself, exactly: must be 'int8'"
-    )
-
-
-def _library(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == "transformers":
-            raise ModuleNotFoundError("this needs transformers: pip install 'cute-kernels[hf]'") from error
-        raise
+        if name not in _FAMILIES:
+            other = "; convert(model) serves it" if name in _LAYERS else ""
+            raise ValueError(f"models has {name!r}: must be one of {', '.join(map(repr, _FAMILIES))}{other}")
+    if models is not None:
+        return tuple(_FAMILIES[name] for name in models)
+    return tuple(each for each in _FAMILIES.values() if precision == "int8" or each.mixin is not _Normed)
 
 
 def _registry() -> ModuleType:
+    _MODELS.require()
     try:
-        return _library("transformers.monkey_patching")
+        return importlib.import_module("transformers.monkey_patching")
     except ModuleNotFoundError as error:
         if error.name != "transformers.monkey_patching":
             raise
-        version = _library("transformers").__version__
+        version = importlib.import_module("transformers").__version__
         raise ModuleNotFoundError(
             f"transformers {version} has no transformers.monkey_patching: convert(model) works without it, or take a "
             "newer transformers: pip install 'cute-kernels[hf]'"
         ) from error
-
-
-_originals: dict[str, type] = {}
-
-
-def _original(name: str, *, loaded_only: bool = False) -> type | None:
-    """The library's class, or None where this transformers has no such model (or has not loaded it yet)."""
-    if name not in _originals:
-        family = _KNOWN[name]
-        path = f"transformers.models.{family.module}.modeling_{family.module}"
-        if loaded_only and path not in sys.modules:
-            return None
-        try:
-            _originals[name] = getattr(_library(path), family.name, None)
-        except ModuleNotFoundError as error:
-            if error.name is None or not path.startswith(error.name) or error.name == "transformers":
-                raise
-            return None
-    return _originals[name]
-
-
-@functools.cache
-def _class(name: str, fused: type | None = None) -> type | None:
-    """Class that takes the place of a family's, or of the one that the library's fusion made of it.
-
-    It has that class's name, which device maps go by.
-    """
-    original = fused or _original(name)
-    if original is None:
-        return None
-    mixin = _KNOWN[name].mixin
-    members = {"family": name, "library": original, "__module__": __name__, "__doc__": mixin.__doc__}
-    return type(original.__name__, (mixin, original), members)

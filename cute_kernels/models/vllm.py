@@ -58,18 +58,15 @@ def plugin() -> None:
 
 
 def register(precision: str = "bf16", *, still: bool = False) -> type:
-    """Replaces vLLM's layers for layers to come; again, it changes the precision of layers to come.
+    """Replaces vLLM's layers for layers to come, and returns the class in place of ``Conv2dLayer``; again, it changes
+    the precision of layers to come.
 
     Args:
         precision: ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"int8"`` or ``"auto"``.
         still: whether pixels that a layer of several frames gets raw are still images', whose frames are equal.
 
-    Returns:
-        The class that takes the place of ``Conv2dLayer``.
-
     Raises:
-        ModuleNotFoundError: no vLLM, or one without ``vllm.model_executor.layers.conv``; for ``"int8"`` one that has
-            nothing to normalise on the device.
+        ModuleNotFoundError: no vLLM, or one without these layers, or for ``"int8"`` without a normalisation on devices.
         ValueError: another precision, or somebody else's replacement is registered.
     """
     check_choice(VARIABLE, precision, _ALLOWED)
@@ -113,11 +110,9 @@ _last = threading.local()
 
 
 class _PassesRawPixels:
-    """``FusedMMInputNorm`` that leaves uint8 pixels as they are once it is known who gets them.
+    """``FusedMMInputNorm`` that leaves uint8 pixels as they are once it is known who gets them (``pair``, None before).
 
-    Attributes:
-        pair: whether there is such a layer; None before the first call.
-        under_way: how many raw pixels were left as they were and have not reached the layer.
+    ``under_way`` counts raw pixels that were left as they were and have not reached that layer.
     """
 
     def __init__(self, image_mean: list[float], image_std: list[float], rescale_factor: float, channel: int = 3):
@@ -155,11 +150,9 @@ def _input_norm(base: type) -> type:
 
 
 class _PatchLayer(EngineMixin):
-    """vLLM's layer, run by the kernels where it is a patch embedding.
+    """vLLM's layer, run by the kernels where it is a patch embedding; of its equal ``still`` frames one is multiplied.
 
-    Attributes:
-        norm: nothing, or the normalisation in front of it; not a module of this one.
-        still: whether one of its equal frames is multiplied.
+    ``norm`` is empty, or has the normalisation in front of it, which is not a module of this one.
     """
 
     options: PatchOptions
@@ -204,32 +197,32 @@ class _PatchLayer(EngineMixin):
     def _embed(self, x: torch.Tensor, otherwise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         patch = self.weight.shape[-1]
         fits = x.dim() == self.weight.dim() and x.shape[1] == self.in_channels and min(x.shape[-2:]) >= patch
-        raw = self._raw(x) if self.is_patch_embedding and fits else None
-        if raw is not None:
+        if not (self.is_patch_embedding and fits):
+            return otherwise(x)
+        if (raw := self._raw(x)) is not None:
             if self._takes_over(raw):
                 return self._product(raw)
             return otherwise(self.norm[0].normalised(raw, self.weight.dtype))
-        if not (self.is_patch_embedding and fits):
-            return otherwise(x)
         if x.dtype == torch.uint8:  # which normalisation a model has nobody tells its layers
             raise TypeError("x is torch.uint8: must be normalised pixels of a floating-point type")
+        if self.options.precision == "int8" and not self.norm:
+            warn(
+                f"{VARIABLE} = 'int8' and pixels that were normalised before: vLLM's own layer runs. "
+                "mm_device_do_normalize leaves them raw, in models that have it.",
+                stacklevel=2,
+            )
         if self.norm or self.options.precision == "int8" or x.dim() == 5:
-            if self.options.precision == "int8" and not self.norm:
-                warn(
-                    f"{VARIABLE} = 'int8' and pixels that were normalised before: vLLM's own layer runs. "
-                    "mm_device_do_normalize leaves them raw, in models that have it.",
-                    stacklevel=2,
-                )
             return otherwise(x)
         x = self.engine.as_said(x)
         if not self._takes_over(x):
             return otherwise(self.engine.normalised(x, self.weight))
-        self.engine.check_magnitudes(x)
         return self._product(x)
 
     def _takes_over(self, x: torch.Tensor) -> bool:
         whole = x.dim() == 4 or tuple(x.shape[2:]) == tuple(self.kernel_size)
-        return whole and self.engine.takes_over(x if x.dim() == 4 else x.flatten(1), self.weight, self.bias)
+        return whole and self.engine.takes_over(
+            None, x if x.dim() == 4 else x.flatten(1), lambda: (self.weight, self.bias)
+        )
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 5:
@@ -279,11 +272,8 @@ def _layer(base: type) -> type:
 def _load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
     """vLLM's loader of a parameter, whose write autograd's version counter sees: vLLM's default writes to ``.data``.
 
-    Args:
-        param, loaded_weight: as vLLM names them, of equal shapes.
-
     Raises:
-        ValueError: other shapes.
+        ValueError: unequal shapes.
     """
     if param.shape != loaded_weight.shape:
         raise ValueError(f"loaded_weight has shape {list(loaded_weight.shape)}: must be {list(param.shape)}")

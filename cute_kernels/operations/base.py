@@ -30,7 +30,13 @@ from cute_kernels.operations.runtime import gpu
 from cute_kernels.operations.runtime.constants import DERIVED, in_autograd_function
 from cute_kernels.operations.runtime.devices import device_facts, tuned_config
 from cute_kernels.operations.runtime.operands import Operands
-from cute_kernels.operations.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
+from cute_kernels.operations.runtime.repeat import (
+    PLAIN_TENSORS,
+    Repeatable,
+    RepeatedCalls,
+    ScaleProduct,
+    call_facts,
+)
 from cute_kernels.operations.sharding import Shape, Sharding, register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
 
@@ -309,8 +315,14 @@ class Operation(ABC, Generic[A]):
         return self.prepare(a, self.plan(a))
 
     def execute(self, a: A) -> torch.Tensor:
-        """Checks, computes, and remembers the call if it was made on a GPU; of no rows nothing is launched."""
-        self.check(a)
+        """Checks, computes, and remembers the call if it was made on a GPU; of no rows nothing is launched.
+
+        Of a step of a training, whose numbers are new in every call, it remembers the plan alone, for equal facts.
+        """
+        facts = call_facts([getattr(a, name) for name in self.table.rows]) if DERIVED.keeps_nothing else None
+        plan = self.repeated.plans.get(facts)
+        if plan is None:
+            self.check(a)
         self.check_values(a)
         first = next(iter(self.table.tensors_of(a)))[2]
         executor = choose_backend(first.device, a.backend)
@@ -323,10 +335,12 @@ class Operation(ABC, Generic[A]):
                 # A call that no kernel could run must not pass where it is tried without one.
                 make_plan(self.problem(a), a.config)
             return self.reference(a)
-        prepared = self.prepare(a, self.plan(a))
+        prepared = self.prepare(a, plan or self.plan(a))
         launch(executor, prepared.plan, prepared.operands)
         out = prepared.result()
-        if executor == "kernel" and not DERIVED.keeps_nothing:
+        if executor == "kernel" and facts is not None:
+            self.repeated.plans[facts] = prepared.plan
+        elif executor == "kernel":
             values = {name: getattr(a, name) for name in self.table.rows}
             self.repeated.put(values, prepared.plan, prepared.operands, out)
         return out
@@ -334,14 +348,15 @@ class Operation(ABC, Generic[A]):
     # ---- the operator ------------------------------------------------------------------------------------------------
     def _run(self, *flat: Any) -> torch.Tensor:
         values = self.table.decode(flat)
-        if DERIVED.compares_on_gpu and in_autograd_function():
-            with DERIVED.keep_nothing():  # weights change in every step, and comparing them would make the host wait
-                return self.execute(self.arguments(*values))
-        if values[self._backend] == "auto":
+        training = in_autograd_function()
+        if values[self._backend] == "auto" and not (training and DERIVED.compares_on_gpu):
             out = self.repeated.run(values, False)  # gradients are the dispatcher's matter here
             if out is not None:
                 return out
-        return self.execute(self.arguments(*values))
+        # A weight that trains is another tensor in every step: remembering it takes longer than the call, and comparing
+        # it would make the host wait.
+        with DERIVED.keep_nothing() if training else contextlib.nullcontext():
+            return self.execute(self.arguments(*values))
 
     def _fake(self, *flat: Any) -> torch.Tensor:
         # DTensor asks for the type of a result before it asks for shardings.

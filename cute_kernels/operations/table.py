@@ -18,12 +18,14 @@ by side, so that one load brings both.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from cute_kernels.operations.runtime.constants import DERIVED, Sources
+from cute_kernels.operations.runtime.constants import DERIVED, Sources, outside_of_pools
 from cute_kernels.plan.base import LANES
 from cute_kernels.plan.patch_embed import PatchEmbedPlan, TableLayout
 
@@ -68,6 +70,8 @@ def build_table(
     rows, n = values.shape
     by_blocks = layout in ("blocked", "interleaved")
     height = shape[0] * (LANES if by_blocks else 1)
+    if layout == "row_major" and shape == (rows, n) and dtype is values.dtype and None not in (bias, pos_embed):
+        return values.contiguous()
     padded = torch.zeros(height, math.prod(shape) // height, dtype=dtype, device=values.device)
     padded[:rows, :n] = values.to(dtype)
     if nan_row:
@@ -117,13 +121,26 @@ def fragment_table(
         grid_width = tile_patches = 1
     tiles, blocks, period, _, _ = shape
     n, row_tiles = values.shape[1], -(-grid_width // tile_patches)
-    padded = torch.zeros(
-        tiles // row_tiles, row_tiles * tile_patches, blocks * 16, dtype=torch.float32, device=values.device
-    )
-    padded[:, :grid_width, :n] = values.view(-1, grid_width, n)
-    lane = torch.arange(LANES, device=values.device)[:, None]
-    value = torch.arange(_FRAGMENT_VALUES, device=values.device)
-    group = torch.arange(period, device=values.device)[:, None, None]
-    patch = (8 * group + 2 * (lane % 4) + value % 2) % tile_patches
-    by_thread = padded.view(tiles, tile_patches, blocks, 2, 8)[:, patch, :, value // 2, lane // 4]
-    return by_thread.permute(3, 4, 0, 1, 2).contiguous()
+    padding = (0, blocks * 16 - n, 0, row_tiles * tile_patches - grid_width)
+    values = values.view(-1, grid_width, n)
+    if any(padding):
+        values = torch.nn.functional.pad(values, padding)
+    facts = tiles, blocks, period, tile_patches, values.device
+    capturing = values.is_cuda and torch.cuda.is_current_stream_capturing()  # whose memory nobody may keep
+    return values.view(tiles, tile_patches, blocks, 2, 8)[_places(*facts) if capturing else _kept_places(*facts)]
+
+
+def _places(tiles: int, blocks: int, period: int, tile_patches: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Indices that make fragments of padded values."""
+    with torch.inference_mode(False):
+        extents = tiles, blocks, period, LANES, _FRAGMENT_VALUES
+        tile, block, group, lane, value = (
+            torch.arange(extent, device=device).view(-1, *(1,) * (4 - place)) for place, extent in enumerate(extents)
+        )
+        return tile, (8 * group + 2 * (lane % 4) + value % 2) % tile_patches, block, value // 2, lane // 4
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_places(*facts: Any) -> tuple[torch.Tensor, ...]:
+    """`_places`, made once: that takes 20 launches, and the rest of a table 6, in every step of a training."""
+    return outside_of_pools(lambda: _places(*facts), torch.empty(0, device=facts[-1]))

@@ -86,16 +86,8 @@ def images_out_dtype(
     """The type in which `cute_kernels.patch_embed_images` can give a result that is to be ``wanted``, or None.
 
     int8's is bfloat16 whatever is wanted, which is what its kernels write, and of the references, too: so its results
-    have the same bits on every device. Floating-point precisions get None where the kernel has bfloat16
-    alone: a product of rows gives the type that is wanted, without a rounding to bfloat16 on the way.
-
-    Args:
-        images: ``[B, C, H, W]``, whole patches.
-        patch: side of a patch.
-        features: N.
-        precision: of the prepared weight.
-        wanted: element type of the result.
-        backend: as for the operation.
+    have the same bits on every device. Floating-point precisions get None where the kernel has bfloat16 alone: a
+    product of rows gives the type that is wanted, without a rounding to bfloat16 on the way.
     """
     if precision == "int8":
         wanted = torch.bfloat16

@@ -20,12 +20,8 @@ from torch.utils._device import DeviceContext
 class Known:
     """Forwards of classes and all that their code names, as files of the libraries define it; asked in every call.
 
-    Names are followed from ``forward``: attributes of the class, which may be functions that name others, and what the
-    class's file and torch have of these names. So whatever somebody puts in place of one of them is noticed.
-
-    Args:
-        kinds: the classes.
-        entries: what is called of them first.
+    Names are followed from the ``entries``: attributes of the class, which may be functions that name others, and what
+    the class's file and torch have of these names. So whatever somebody puts in place of one of them is noticed.
     """
 
     def __init__(self, *kinds: type, entries: tuple[str, ...] = ("forward",)) -> None:
@@ -145,23 +141,25 @@ def why_seen() -> str | None:
 def why_called(name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) -> str | None:
     """Why a module has to be called because its parameters alone do not say what it computes; None where they do.
 
-    Args:
-        name: of the module, for the text.
-        module: in the place of a layer.
-        kind: of the library's layer: `torch.nn.Conv2d`, `Conv3d`, `Linear`, `LayerNorm` or `Embedding`. Adapters,
-            quantised layers, parametrised layers and other subclasses are of another.
+    Its type has to be the library's layer itself, ``kind``: adapters, quantised and parametrised layers are of another.
     """
     if type(module) is not kind:
         return f"{name} is {type(module).__module__}.{type(module).__name__}"
     if hidden_by(module) is not None:
         return f"{name} has a forward of its own"
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_hooks(module):
         return f"{name} has hooks"
-    if global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks:
+    if global_hooks._has_any_global_hook():
         return f"there are hooks of all modules, {name} among them"
     if isinstance(module, torch.nn.Embedding):
         return f"{name} has max_norm = {module.max_norm}" if module.max_norm is not None else None
     return None if isinstance(module, (torch.nn.Linear, torch.nn.LayerNorm)) else why_no_patches(name, module)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of the module does more than its forward, there or on the way back."""
+    forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
+    return bool(forward or backward or module._backward_pre_hooks)
 
 
 _TILES = {2: ((0, 0), (1, 1), 1), 3: ((0, 0, 0), (1, 1, 1), 1)}
@@ -171,9 +169,7 @@ _TILES = {2: ((0, 0), (1, 1), 1), 3: ((0, 0, 0), (1, 1, 1), 1)}
 def why_no_patches(name: str, layer: torch.nn.Conv2d | torch.nn.Conv3d) -> str | None:
     """Why a convolution is not one product for each patch, None where it is; asked in every call, for all may be set.
 
-    Args:
-        name: of the layer, for the text.
-        layer: whose weight has the patch's shape, whatever its ``kernel_size`` says.
+    Its weight has the patch's shape, whatever its ``kernel_size`` says.
     """
     if "_conv_forward" in vars(layer):
         return f"{name} has a _conv_forward of its own"

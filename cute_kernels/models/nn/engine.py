@@ -86,13 +86,7 @@ class Fp8Weight:
 
 
 class PatchEngine:
-    """Runs one patch embedding whose parameters live in a module.
-
-    Not a module and without a state of its own: a copy or a pickle of it has the options and makes the rest anew.
-
-    Args:
-        options: how to run it.
-    """
+    """Runs one patch embedding whose parameters live in a module; a copy or a pickle of it has the options alone."""
 
     def __init__(self, options: PatchOptions) -> None:
         self.options = options
@@ -100,28 +94,34 @@ class PatchEngine:
         self.contradictions = Contradictions()
         # Whether whatever stands around the layer is given normalised pixels, and gives it those.
         self.behind_adapter = False
-        # Kind of weight -> the parameters that it was made from, and what was made.
-        self._prepared: dict[str, tuple[Origin, Any]] = {}
+        self._prepared: dict[str, tuple[Origin, Any]] = {}  # of a kind, of which parameters, and what was made
 
     def __reduce__(self) -> tuple:
         return type(self), (self.options,)
 
-    # --- when ------------------------------------------------------------------------------------------------------
+    def takes_over(
+        self,
+        why: str | None,
+        pixels: torch.Tensor,
+        parameters: Callable[[], tuple[torch.Tensor | None, ...]],
+        *,
+        training: bool = True,
+    ) -> bool:
+        """Whether the kernels compute this call, whose magnitudes are checked then; otherwise the plain module does.
 
-    def takes_over(self, pixels: torch.Tensor, *parameters: torch.Tensor | None, training: bool = True) -> bool:
-        """Whether the kernels compute this call; otherwise the plain module does.
+        A warning tells of devices without a kernel and of modes of torch; and outside of ``training`` of gradients, and
+        of ``why`` something has to be called. ``parameters`` gives the weight, and what else is read or None, where
+        nothing has to be called."""
+        if why is None:
+            takes_over = self._computes(pixels, *parameters(), training=training)
+            if takes_over:
+                self._check_magnitudes(pixels)
+            return takes_over
+        if not training and self.options.backend != "torch":
+            warn(f"{why}, and is called. The plain torch module runs instead.", stacklevel=3)
+        return False
 
-        It does while gradients are wanted that no kernel's operation has (`_trains`), while a graph is traced
-        or exported as plain torch, under transformations of `torch.func` and forward-mode autograd, for parameters that
-        are no plain bfloat16, float16 or float32 tensors, for features that are no multiple of 8, for float32 weights
-        of precision "auto", for no pixels at all, where a mode of torch sees each operation, and on devices without a
-        kernel. Of the last two, and of gradients of a module that is not in ``training``, a warning tells.
-
-        Args:
-            pixels: images or rows.
-            parameters: the weight, and what else is read, or None.
-            training: of the module.
-        """
+    def _computes(self, pixels: torch.Tensor, *parameters: torch.Tensor | None, training: bool) -> bool:
         tensors = [pixels, *(parameter for parameter in parameters if parameter is not None)]
         if self.options.backend == "torch" or availability.plain_torch_wanted():
             return False
@@ -167,61 +167,25 @@ class PatchEngine:
             return True
         return not (pixels.requires_grad or weight.requires_grad or availability.traced())
 
-    def takes_over_unless(
-        self,
-        why: str | None,
-        pixels: torch.Tensor,
-        parameters: Callable[[], tuple[torch.Tensor | None, ...]],
-        *,
-        training: bool,
-    ) -> bool:
-        """`takes_over` and `check_magnitudes`, unless something has to be called; outside of training a warning tells.
-
-        Args:
-            why: what has to be called, or None.
-            pixels, training: as of `takes_over`.
-            parameters: gives those of `takes_over`, where nothing has to be called.
-        """
-        if why is None:
-            takes_over = self.takes_over(pixels, *parameters(), training=training)
-            if takes_over:
-                self.check_magnitudes(pixels)
-            return takes_over
-        if not training and self.options.backend != "torch":
-            warn(f"{why}, and is called. The plain torch module runs instead.", stacklevel=4)
-        return False
-
     def _no_integer_kernel(self, pixels: torch.Tensor, weight: torch.Tensor) -> str | None:
         """Floating-point precisions can always be a product of rows; integers need a kernel that takes the images."""
         images = self._whole(pixels, weight) if pixels.dim() == 4 else self._one_patch_images(pixels, weight)
         if self._images_out_dtype(images, weight) is not None:
             return None
-        precision = self.options.precision
-        results = "" if precision == "int8" else f" and gives results of {weight.dtype}"
         kind = f"images of shape {list(images.shape[1:])}" if pixels.dim() == 4 else "rows"
-        return (
-            f"no kernel takes {kind} with patches of {self.patch(weight)} and "
-            f"precision {precision!r} on {pixels.device}{results}"
-        )
+        facts = f"patches of {self.patch(weight)} and precision {self.options.precision!r} on {pixels.device}"
+        return f"no kernel takes {kind} with {facts}"
 
     def _images_out_dtype(self, images: torch.Tensor, weight: torch.Tensor) -> torch.dtype | None:
-        options = self.options
+        options, features = self.options, weight.shape[0]
+        precision = options.precision_for(weight.dtype)
         return availability.images_out_dtype(
-            images,
-            self.patch(weight),
-            weight.shape[0],
-            options.precision_for(weight.dtype),
-            weight.dtype,
-            options.backend,
+            images, self.patch(weight), features, precision, weight.dtype, options.backend
         )
 
     def as_said(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels as the options say that they are: raw ones as uint8, also where a model cast them.
-
-        In graphs, under transformations and where gradients of them are wanted they stay of the type that they have.
-
-        Args:
-            pixels: images or rows.
+        """Pixels as the options say that they are: raw ones as uint8, also where a model cast them, but in graphs,
+        under transformations and where gradients of them are wanted.
 
         Raises:
             TypeError: another type than promised.
@@ -259,17 +223,9 @@ class PatchEngine:
         )
         return pixels if pixels.requires_grad and torch.is_grad_enabled() else out
 
-    def check_magnitudes(self, pixels: torch.Tensor) -> None:
-        """Refuses floating-point pixels that nobody normalised, or that FP8 does not represent.
-
-        On a GPU the former are noted for the next call, and the latter give NaN.
-
-        Args:
-            pixels: that a kernel is to multiply: the plain module takes what it always took.
-
-        Raises:
-            ValueError: as said.
-        """
+    def _check_magnitudes(self, pixels: torch.Tensor) -> None:
+        """Refuses floating-point pixels that nobody normalised, on a GPU at the next call, or that FP8 does not
+        represent: there they give NaN. The plain module takes what it always took."""
         options = self.options
         fp8 = options.precision == "fp8"
         if availability.traced() or not pixels.is_floating_point() or not pixels.numel():
@@ -296,8 +252,6 @@ class PatchEngine:
                 "were normalised with, or another precision"
             )
 
-    # --- what ------------------------------------------------------------------------------------------------------
-
     def images(
         self,
         images: torch.Tensor,
@@ -306,15 +260,13 @@ class PatchEngine:
         pos_embed: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``[B, S, N]`` in the type of ``weight``.
+        """``[B, S, N]`` in the type of ``weight``, ``[N, C, p, p]`` or ``[N, C * p * p]`` in the order of the options.
 
         Args:
             images: ``[B, C, H, W]``; pixels beyond the last whole patch are left out, as a convolution does.
-            weight: ``[N, C, p, p]``, or ``[N, C * p * p]`` in the order of the options.
-            bias: ``[N]`` or None.
+            weight, bias: of the layer.
             pos_embed: ``[S, N]`` or None; in a graph that is traced also ``[1, S, N]``.
-            position_ids: ``[1, S]``, which of them each patch gets, in a graph that is traced: elsewhere the caller
-                has seen that they are in order.
+            position_ids: ``[1, S]``, which of them each patch gets, in a graph; elsewhere they are in order.
         """
         dtype = self._training_type(weight)
         if dtype is not None and self.wants_gradients(images, weight, bias, pos_embed):
@@ -345,8 +297,7 @@ class PatchEngine:
         if out_dtype is not None and (asked or weight.dtype is torch.bfloat16):
             given = images, matrix, None, None, bias, pos_embed, patch, out_dtype, self.options.backend, None
             return images_operation.PATCH_EMBED_IMAGES.call(given).to(weight.dtype)
-        out = self._product(patch_rows(images, patch), matrix, bias, weight.dtype)
-        out = out.view(images.shape[0], self._positions(images, patch), out.shape[1])
+        out = self._product(self._patches(images, patch), matrix, bias, weight.dtype)
         return out if pos_embed is None else out + pos_embed.to(out.dtype)
 
     def _chw(self, weight: torch.Tensor) -> torch.Tensor:
@@ -364,8 +315,7 @@ class PatchEngine:
         if images.is_floating_point() and images.dtype not in _FLOATS:
             images = images.to(torch.float32)
         if isinstance(prepared, Fp8Weight):
-            rows = patch_rows(self._e4m3(self._normalised(self._whole(images, weight))), patch)
-            rows = rows.view(images.shape[0], self._positions(images, patch), rows.shape[1])
+            rows = self._patches(self._e4m3(self._normalised(self._whole(images, weight))), patch)
             if not images.shape[0]:
                 return rows.new_empty(*rows.shape[:2], weight.shape[0], dtype=weight.dtype)
             return _cast(self._fp8(rows, prepared, bias, pos_embed), weight.dtype)
@@ -373,9 +323,8 @@ class PatchEngine:
         out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None:
             return _cast(self._by_images(images, prepared, bias, pos_embed, out_dtype), weight.dtype)
-        rows = patch_rows(self._normalised(images).to(prepared.normalised.dtype), patch)
+        rows = self._patches(self._normalised(images).to(prepared.normalised.dtype), patch)
         out = self._product(rows, prepared.normalised, bias, weight.dtype)
-        out = out.view(images.shape[0], self._positions(images, patch), out.shape[1])
         return out if pos_embed is None else out.add_(pos_embed.to(out.dtype))
 
     def rows(
@@ -391,8 +340,7 @@ class PatchEngine:
         Args:
             rows: ``[.., C * T * p * p]`` in the order of the options, T frames of them, or one for T equal ones.
             weight, bias: as in `images`; of T frames ``[N, C * T * p * p]``, or a Conv3d's ``[N, C, T, p, p]``.
-            table: ``[T, N]`` positions, and which of them each row gets:
-            index: ``[..]`` int32.
+            table, index: positions ``[T, N]``, and ``[..]`` int32, which of them each row gets.
         """
         dtype = self._training_type(weight)
         if dtype is not None and self.wants_gradients(rows, weight, bias, table):
@@ -416,15 +364,15 @@ class PatchEngine:
             where = None if index is None else index.reshape(-1)
             out = self._fp8(values, self.prepared("rows", weight, still), bias, table, where)
             return _cast(out, weight.dtype).view(*rows.shape[:-1], n)
-        out_dtype = None
-        if rows.dtype == torch.uint8:
-            images = self._one_patch_images(flat, weight)
-            out_dtype = self._images_out_dtype(images, weight)
-        if out_dtype is not None and self._reads_rows(flat):
-            out = _cast(self._by_rows(flat, self.prepared("images", weight, still), bias), weight.dtype)
-        elif out_dtype is not None:
+        images = self._one_patch_images(flat, weight) if rows.dtype == torch.uint8 else None
+        out_dtype = None if images is None else self._images_out_dtype(images, weight)
+        if out_dtype is not None:
             prepared = self.prepared("images", weight, still)
-            out = _cast(self._by_images(images, prepared, bias, None, out_dtype), weight.dtype)
+            if self._reads_rows(flat):
+                out = self._by_rows(flat, prepared, bias)
+            else:
+                out = self._by_images(images, prepared, bias, None, out_dtype)
+            out = _cast(out, weight.dtype)
         else:
             matrix = self.prepared("rows", weight, still)
             out = self._product(self._normalised(flat).to(matrix.dtype), matrix, bias, weight.dtype)
@@ -434,14 +382,9 @@ class PatchEngine:
     def run(
         self, pixels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: torch.Tensor | None
     ) -> torch.Tensor:
-        """`images` or `rows`, of pixels as they are in a graph; by plain torch where integers have no kernel.
-
-        Args:
-            pixels, weight, bias: as of those two.
-            table: ``[S, N]`` positions of images, or None.
-        """
+        """`images` or `rows`, of pixels as they are in a graph; by plain torch where integers have no kernel."""
         pixels = self.as_said(pixels)
-        self.check_magnitudes(pixels)
+        self._check_magnitudes(pixels)
         if self.options.integer and (reason := self._no_integer_kernel(pixels, weight)) is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=2)
             return self.plain(pixels, weight, bias, table)
@@ -455,8 +398,7 @@ class PatchEngine:
         if pixels.dim() == 4 and weight.dim() == 4:
             out = torch.nn.functional.conv2d(pixels, weight, bias, stride=patch).flatten(2).transpose(1, 2).contiguous()
         elif pixels.dim() == 4:
-            rows = patch_rows(self._whole(pixels, weight), patch)
-            rows = rows.view(pixels.shape[0], self._positions(pixels, patch), rows.shape[1])
+            rows = self._patches(self._whole(pixels, weight), patch)
             if self.options.order == "hwc":
                 rows = rows.unflatten(-1, (-1, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
             out = torch.nn.functional.linear(rows, weight, bias)
@@ -501,16 +443,9 @@ class PatchEngine:
         frames = rows.unflatten(-1, (self.options.channels, 1, -1))
         return frames.expand(*[-1] * rows.dim(), self.options.frames, -1).flatten(-3)
 
-    # --- what the kernels read -----------------------------------------------------------------------------------
-
     def prepared(self, kind: str, weight: torch.Tensor, still: bool = False) -> Any:
-        """Prepared ``weight``: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
-
-        Args:
-            kind: one of these.
-            weight: of the layer.
-            still: whether its frames are summed, in FP32.
-        """
+        """Prepared ``weight``: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`; of
+        ``still`` images its frames are summed, in FP32."""
         frames = self.options.frames
 
         def prepare() -> Any:
@@ -557,10 +492,6 @@ class PatchEngine:
             std=[value for value in options.std or half for _ in range(frames)],
         )
 
-    def forget(self) -> None:
-        """Drops what was made from the parameters."""
-        self._prepared.clear()
-
     def up_to_date(self, *parameters: torch.Tensor | None) -> list[str]:
         """Kinds of what was made from these parameters as they are now."""
         return [kind for kind, (origin, _) in self._prepared.items() if origin.is_unchanged(*parameters)]
@@ -574,12 +505,7 @@ class PatchEngine:
         """After ``module._apply(fn)``: what was up to date moves along, and keeps its element types.
 
         So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one. On the meta
-        device nothing is kept, nor with precision "auto", which follows the weight's type.
-
-        Args:
-            parameters: as they are now, the weight first.
-            kinds: `up_to_date` of them as they were.
-            fn: what was applied.
+        device nothing is kept, nor with precision "auto", which follows the weight's type. ``kinds`` were `up_to_date`.
         """
         made, self._prepared = self._prepared, {}
         for kind in () if parameters[0].is_meta or self.options.precision == "auto" else kinds:
@@ -587,18 +513,11 @@ class PatchEngine:
             moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
             self._prepared[kind] = (Origin(*parameters), moved)
 
-    # --- pieces ----------------------------------------------------------------------------------------------------
-
     def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 pixels in FP32 as a processor has them; others as they are."""
         return self._scaled(pixels) if pixels.dtype == torch.uint8 else pixels
 
     def _scaled(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Raw pixels in FP32 as a processor has them.
-
-        Args:
-            pixels: ``[B, C, H, W]``, or rows in the order of the options, of any number of frames.
-        """
+        """Raw images, or rows of any number of frames, in FP32 as a processor has them."""
         mean, std = (patch_weight.of_channels(values, pixels) for values in (self.options.mean, self.options.std))
         scaled = pixels.to(torch.float32) / 255
         if pixels.dim() == 4:
@@ -618,10 +537,8 @@ class PatchEngine:
         return scaled.masked_fill(scaled.abs() > _E4M3_REACH, torch.nan).to(torch.float8_e4m3fn)
 
     def _by_images(self, images, prepared, bias, pos_embed, out_dtype: torch.dtype) -> torch.Tensor:
-        backend = self.options.backend
-        return images_operation.patch_embed_images(
-            images, prepared, bias, pos_embed, out_dtype=out_dtype, backend=backend
-        )
+        more = {"out_dtype": out_dtype, "backend": self.options.backend}
+        return images_operation.patch_embed_images(images, prepared, bias, pos_embed, **more)
 
     def _reads_rows(self, rows: torch.Tensor) -> bool:
         """Whether the kernel over rows reads them as they are: in 0.45 to 0.7 of the time of that over images, of one
@@ -645,9 +562,8 @@ class PatchEngine:
             return torch.empty(*rows.shape[:-1], matrix.shape[0], dtype=out_dtype, device=rows.device)
         if missing := -flat.shape[1] % 8:
             flat, matrix = (torch.nn.functional.pad(operand, (0, missing)) for operand in (flat, matrix))
-        out = gemm_operation.gemm(
-            flat.contiguous(), matrix, bias=bias, out_dtype=out_dtype, backend=self.options.backend
-        )
+        more = {"bias": bias, "out_dtype": out_dtype, "backend": self.options.backend}
+        out = gemm_operation.gemm(flat.contiguous(), matrix, **more)
         return out.view(*rows.shape[:-1], matrix.shape[0])
 
     def _fp8(self, rows, weight: Fp8Weight, bias, pos_embed, pos_index=None) -> torch.Tensor:
@@ -663,8 +579,10 @@ class PatchEngine:
         )
 
     @staticmethod
-    def _positions(images: torch.Tensor, patch: int) -> int:
-        return images.shape[2] // patch * (images.shape[3] // patch)
+    def _patches(images: torch.Tensor, patch: int) -> torch.Tensor:
+        """``[B, S, K]`` in the order of the images."""
+        positions = images.shape[2] // patch * (images.shape[3] // patch)
+        return patch_rows(images, patch).view(images.shape[0], positions, images.shape[1] * patch**2)
 
     def _whole(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Without the pixels beyond the last whole patch."""

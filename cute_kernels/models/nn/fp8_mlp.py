@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -104,15 +103,6 @@ class Fp8Mlp(torch.nn.Module):
         )
 
 
-@dataclass
-class _Calibration:
-    """The largest magnitudes that the layers of one MLP are given."""
-
-    activation: Activation
-    bounds: list[float]
-    called: bool = False
-
-
 def convert_mlps(model: torch.nn.Module, batches: Iterable[object], *, backend: Backend = "auto") -> torch.nn.Module:
     """Replaces every MLP of a model, in place, by an `Fp8Mlp`; returns the model.
 
@@ -133,15 +123,14 @@ def convert_mlps(model: torch.nn.Module, batches: Iterable[object], *, backend: 
     if any(module.training for module in model.modules()):
         raise TypeError("model is in training mode, which drops features: must be in eval mode")
     found = {
-        name: _Calibration(_activation(name, module), [0.0, 0.0])
+        name: _activation(name, module)
         for name, module in model.named_modules()
         if all(isinstance(getattr(module, layer, None), torch.nn.Linear) for layer in ("fc1", "fc2"))
     }
+    bounds: dict[str, list[float]] = {}
     if not found:
         raise ValueError("model has no MLP: must have modules with torch.nn.Linear fc1 and fc2")
-    handles = [
-        model.get_submodule(name).register_forward_hook(_note(name, calibration)) for name, calibration in found.items()
-    ]
+    handles = [model.get_submodule(name).register_forward_hook(_note(name, bounds)) for name in found]
     try:
         with torch.no_grad():
             for batch in batches:
@@ -150,11 +139,11 @@ def convert_mlps(model: torch.nn.Module, batches: Iterable[object], *, backend: 
         for handle in handles:
             handle.remove()
     made = {}
-    for name, calibration in found.items():
-        if not calibration.called:
+    for name, activation in found.items():
+        if name not in bounds:
             raise ValueError(f"{name} was not called with any of the batches: its inputs must be known")
         module = model.get_submodule(name)
-        made[name] = Fp8Mlp(module.fc1, module.fc2, tuple(calibration.bounds), calibration.activation, backend)
+        made[name] = Fp8Mlp(module.fc1, module.fc2, tuple(bounds[name]), activation, backend)
     for name, module in made.items():
         model.set_submodule(name, module)
     return model
@@ -180,15 +169,14 @@ def _function(name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], to
     raise ValueError(f"{name} is {type(module).__name__}: must have its activation as {' or '.join(_ATTRIBUTES)}")
 
 
-def _note(name: str, calibration: _Calibration) -> Callable[..., None]:
-    """A hook that notes the inputs of the layers, and refuses another result than theirs."""
+def _note(name: str, bounds: dict[str, list[float]]) -> Callable[..., None]:
+    """A hook that notes the largest inputs of the layers, and refuses another result than theirs."""
 
     def hook(module: torch.nn.Module, inputs: tuple, out: object) -> None:
         x, *_ = inputs
         hidden = _function(name, module)(module.fc1(x))
-        for place, value in enumerate((x, hidden)):
-            calibration.bounds[place] = max(calibration.bounds[place], float(value.abs().max()))
-        calibration.called = True
+        before = bounds.get(name, (0.0, 0.0))
+        bounds[name] = [max(b, float(value.abs().max())) for b, value in zip(before, (x, hidden), strict=True)]
         alike = hidden.shape[-1] == module.fc2.in_features and isinstance(out, torch.Tensor)
         expected = module.fc2(hidden).float() if alike else None
         if expected is None or not float((out.float() - expected).norm()) <= _APART * float(expected.norm()):

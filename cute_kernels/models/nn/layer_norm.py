@@ -46,13 +46,8 @@ class LayerNormEngine(PatchEngine):
         norm_bias: torch.Tensor | None,
         eps: float,
     ) -> torch.Tensor:
-        """``[.., N]`` of ``[.., K]`` uint8, in the type of ``weight``.
-
-        Args:
-            rows: normalised by the LayerNorm, then multiplied by the linear layer.
-            weight, bias: of the linear layer.
-            norm_weight, norm_bias, eps: of the LayerNorm.
-        """
+        """``[.., N]`` in the type of ``weight``, of ``[.., K]`` uint8 ``rows`` that the LayerNorm normalises and the
+        linear layer multiplies."""
         if availability.traced():
             return torch.ops.cute_kernels.embed_normed(rows, weight, bias, norm_weight, norm_bias, eps, self.text)
         return self.run_normed(rows, (weight, bias, norm_weight, norm_bias), eps)

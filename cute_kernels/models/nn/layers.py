@@ -20,16 +20,6 @@ from cute_kernels.models.nn.options import Order, PatchOptions
 from cute_kernels.models.nn.positions import Interpolation, PositionCache, checked_grid
 
 
-def _made_by_an_adapter(plain: type[torch.nn.Module], arguments: tuple, named: dict[str, Any]) -> torch.nn.Module:
-    """The plain layer, with a warning: adapters make their own layers of the class of the one that they wrap (PEFT)."""
-    warn(
-        f"a layer of a converted {plain.__name__}'s class is made as a plain {plain.__name__}, as an adapter around it "
-        "does: give the model normalised pixels, for raw ones would reach the adapter as they are",
-        stacklevel=3,
-    )
-    return plain(*arguments, **named)
-
-
 class EngineMixin:
     """For a `torch.nn.Module` with an engine: what was made from its weight goes where the module goes.
 
@@ -60,24 +50,35 @@ class EngineMixin:
     def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
         """Shards of a parameter may be loaded without a trace in the whole one that a forward gathers (FSDP)."""
         super()._load_from_state_dict(*arguments, **named)
-        self.engine.forget()
+        self.engine._prepared.clear()
 
     def forget_prepared(self) -> None:
         """Makes what the kernels read anew at the next call: after a write that nothing notices.
 
         `cute_kernels.clear_cache`, which says what such writes are, does it for all modules.
         """
-        self.engine.forget()
+        self.engine._prepared.clear()
         if self.positions is not None:
             self.positions.clear()
 
 
-class PatchConv2d(EngineMixin, torch.nn.Conv2d):
-    """A convolution over whole patches, by `cute_kernels.patch_embed_images`; made by `convert_layer`."""
+class _PatchLayer(EngineMixin):
+    """A layer of `convert_layer`; with arguments, as an adapter around it makes its own layers (PEFT), a plain one."""
 
     def __new__(cls, *arguments: Any, **named: Any) -> torch.nn.Module:
-        """A copy's empty object, or with arguments a plain layer."""
-        return _made_by_an_adapter(torch.nn.Conv2d, arguments, named) if arguments or named else super().__new__(cls)
+        if not arguments and not named:  # a copy's empty object
+            return super().__new__(cls)
+        plain = PLAIN[cls]
+        warn(
+            f"a layer of a converted {plain.__name__}'s class is made as a plain {plain.__name__}, as an adapter "
+            "around it does: give the model normalised pixels, for raw ones would reach the adapter as they are",
+            stacklevel=2,
+        )
+        return plain(*arguments, **named)
+
+
+class PatchConv2d(_PatchLayer, torch.nn.Conv2d):
+    """A convolution over whole patches, by `cute_kernels.patch_embed_images`; made by `convert_layer`."""
 
     def forward(
         self, input: torch.Tensor, pos_embed: torch.Tensor | None = None, *, grid: tuple[int, int] | None = None
@@ -112,7 +113,7 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
     ) -> torch.Tensor:
         images = self.engine.as_said(images)
         why = why_no_patches("the layer", self) or why_code(torch.nn.Conv2d)
-        takes_over = self.engine.takes_over_unless(
+        takes_over = self.engine.takes_over(
             why, images, lambda: (self.weight, self.bias, pos_embed), training=self.training
         )
         out = None if takes_over else super().forward(self.engine.normalised(images, self.weight))
@@ -125,12 +126,8 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
         return out if table is None else out + table.to(out.dtype).t().unflatten(1, patches)
 
 
-class PatchLinear(EngineMixin, torch.nn.Linear):
+class PatchLinear(_PatchLayer, torch.nn.Linear):
     """A linear layer over patches that are rows already, by `cute_kernels.gemm`; made by `convert_layer`."""
-
-    def __new__(cls, *arguments: Any, **named: Any) -> torch.nn.Module:
-        """A copy's empty object, or with arguments a plain layer."""
-        return _made_by_an_adapter(torch.nn.Linear, arguments, named) if arguments or named else super().__new__(cls)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """``[.., N]`` of ``[.., C * p * p]``.
@@ -143,7 +140,7 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise ValueError(f"input has shape {list(input.shape)}: must be [.., {self.in_features}]")
         input = self.engine.as_said(input)
-        takes_over = self.engine.takes_over_unless(
+        takes_over = self.engine.takes_over(
             why_code(torch.nn.Linear), input, lambda: (self.weight, self.bias), training=self.training
         )
         if not takes_over:
@@ -152,7 +149,7 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
 
 
 #: What the class was before, but for the subclasses that a converted module remembers.
-_PLAIN = {PatchConv2d: torch.nn.Conv2d, PatchLinear: torch.nn.Linear}
+PLAIN = {PatchConv2d: torch.nn.Conv2d, PatchLinear: torch.nn.Linear}
 _FORWARDS = PatchConv2d.forward, PatchLinear.forward
 
 
@@ -166,9 +163,8 @@ def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw"
 
     Raises:
         TypeError: neither, or a subclass with a forward of its own; parametrised or lazy parameters.
-        ValueError: an instance with a forward of its own, unless accelerate's hooks put it there; a kernel that is not
-            square or not the stride; padding, dilation or groups; a Linear whose inputs
-            are no square patches; features that are no multiple of 8; a Conv2d with an order that it does not have.
+        ValueError: an instance with a forward of its own, unless accelerate's hooks put it there; what is no square
+            patch, by name of what differs; features that are no multiple of 8; an order that a Conv2d does not have.
     """
     if isinstance(module, torch.nn.Module):
         check_reachable(module)
@@ -237,7 +233,7 @@ def convert_layer(
         raise TypeError(f"options is {kind}: must be PatchOptions: convert_layer(module, PatchOptions(precision=..))")
     check_frames(options)
     positions = PositionCache(interpolation, antialias)
-    if not isinstance(module, tuple(_PLAIN)):
+    if not isinstance(module, tuple(PLAIN)):
         check_layer(module, getattr(module, "in_channels", options.channels), options.order)
         options = options_of(module, options)
         module.plain_class = type(module)
@@ -266,11 +262,11 @@ def revert_layer(module: torch.nn.Module) -> bool:
     Raises:
         TypeError: a converted module that was parametrised since, whose class holds the parametrisations.
     """
-    if not isinstance(module, tuple(_PLAIN)):
+    if not isinstance(module, tuple(PLAIN)):
         return False
-    if type(module) not in _PLAIN:
-        raise TypeError(f"module is {type(module).__name__}: must be {' or '.join(kind.__name__ for kind in _PLAIN)}: "
+    if type(module) not in PLAIN:
+        raise TypeError(f"module is {type(module).__name__}: must be {' or '.join(kind.__name__ for kind in PLAIN)}: "
                         "remove what was put around it after it was converted, such as parametrisations")
-    change_class(module, vars(module).pop("plain_class", _PLAIN[type(module)]))
+    change_class(module, vars(module).pop("plain_class", PLAIN[type(module)]))
     del module.engine, module.positions
     return True

@@ -37,13 +37,13 @@ class PatchOptions:
         frames: T of rows ``[C, T, p, p]`` and their weight. Rows may have one frame instead, of a still image, whose T
             frames are equal: it is multiplied by the sum of the weight's frames. Layers and `PatchEmbed` have 1.
         mean, std: the normalisation of the model's processor, one number or one per channel, of pixels
-            that were divided by 255. Raw images are normalised with them; they also bound what normalised pixels can
-            be, which is the range that ``"fp8"`` represents: pixels beyond it raise ValueError on a CPU and give NaN
-            on a GPU. None where they are not known: raw pixels and ``"fp8"`` are refused then.
+            that were divided by 255. They also bound normalised pixels, which is the range that ``"fp8"`` represents:
+            others raise ValueError on a CPU and give NaN on a GPU. None where they are not known: raw pixels and
+            ``"fp8"`` are refused then.
         pixels: what they are. ``"raw"``: whole numbers from 0 to 255, as uint8 or in a floating-point type to which a
             model cast them; ``"int8"`` implies it. ``"normalised"`` refuses uint8, and looks at no values. ``"auto"``
-            takes uint8 as raw and floating point as normalised, and refuses magnitudes of raw ones. Other values
-            than these are refused on a CPU; on a GPU they are counted, and a later call raises ValueError.
+            takes uint8 as raw and floating point as normalised, and refuses magnitudes of raw ones. Values that are
+            refused raise ValueError on a CPU at once, on a GPU in a later call.
         backend: ``"auto"``, ``"emulator"`` and ``"reference"`` as for `cute_kernels.patch_embed_images`; ``"torch"``
             is the plain module, for comparison.
 

@@ -26,15 +26,7 @@ class Contradictions:
         self._counts: dict[torch.device, _Counts] = {}
 
     def note(self, wrong: torch.Tensor, words: str) -> None:
-        """Notes a call.
-
-        Args:
-            wrong: a boolean, whether its pixels contradict what was said.
-            words: the error's.
-
-        Raises:
-            ValueError: they do, on a CPU.
-        """
+        """Notes whether a call's pixels contradict what was said, a boolean tensor; on a CPU that raises ValueError."""
         if not wrong.is_cuda:
             if wrong:
                 raise ValueError(words)

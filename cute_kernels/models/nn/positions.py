@@ -31,29 +31,13 @@ def interpolate(
     return resized[0].flatten(1).t().contiguous()
 
 
-def native_grid(pos_embed: torch.Tensor) -> tuple[int, int]:
-    """The square grid of ``[S, N]`` or ``[1, S, N]`` positions.
-
-    Raises:
-        ValueError: another shape, or S is no square.
-    """
-    if pos_embed.dim() not in (2, 3) or (pos_embed.dim() == 3 and pos_embed.shape[0] != 1):
-        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}: must be [S, N] or [1, S, N]")
-    positions = pos_embed.shape[-2]
-    side = math.isqrt(positions)
-    if side * side != positions:
-        raise ValueError(f"pos_embed has S = {positions} positions: must be a square grid, or say `grid`")
-    return side, side
-
-
 def checked_grids(
     spatial_shapes: torch.Tensor | Sequence[Sequence[int]], batch: int, length: int
 ) -> tuple[tuple[int, int], ...]:
     """(rows, columns) of every image; reading a tensor on a GPU makes the host wait once.
 
     Raises:
-        TypeError: no grids.
-        ValueError: another number of images, a grid without patches, or more patches than rows.
+        TypeError, ValueError: no grids; another number of images, a grid without patches, or more patches than rows.
     """
     shapes = spatial_shapes.tolist() if isinstance(spatial_shapes, torch.Tensor) else spatial_shapes
     if not isinstance(shapes, Iterable):
@@ -80,15 +64,10 @@ def two_integers(name: str, value: Sequence[int]) -> tuple[int, int]:
 
 
 def checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, weight: torch.Tensor) -> tuple[int, int]:
-    """(rows, columns) of positions that fit ``weight``.
-
-    Args:
-        pos_embed: to be ``[S, N]`` or ``[1, S, N]``.
-        grid: what the caller says, or None for a square.
-        weight: of N features, which ``pos_embed`` is on the device of.
+    """(rows, columns) of positions that fit ``weight``, a square where the caller says none.
 
     Raises:
-        TypeError, ValueError: other positions; a grid of another number of positions.
+        TypeError, ValueError: other positions than ``[S, N]`` or ``[1, S, N]`` on its device; a grid of another number.
     """
     features = weight.shape[0]
     if not isinstance(pos_embed, torch.Tensor):
@@ -98,27 +77,24 @@ def checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, weight: 
     if pos_embed.device != weight.device:
         devices = f"on {pos_embed.device} and weight is on {weight.device}"
         raise ValueError(f"pos_embed is {devices}: they must be on one device")
-    shapes = f"[S, N] or [1, S, N] with N = {features}"
-    if pos_embed.dim() not in (2, 3) or pos_embed.shape[-1] != features or pos_embed.shape[0] == 0:
+    one = pos_embed.dim() == 2 or (pos_embed.dim() == 3 and pos_embed.shape[0] == 1)
+    if not one or pos_embed.shape[-1] != features or not pos_embed.shape[-2]:
+        shapes = f"[S, N] or [1, S, N] with N = {features}"
         raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}: must be {shapes}")
-    if pos_embed.dim() == 3 and pos_embed.shape[0] != 1:
-        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}: must be {shapes}")
-    if grid is None:
-        return native_grid(pos_embed)
-    rows, columns = two_integers("grid", grid)
-    if rows * columns != pos_embed.shape[-2]:
-        raise ValueError(f"grid = {(rows, columns)} with {pos_embed.shape[-2]} positions: rows x columns must be S")
+    count = pos_embed.shape[-2]
+    rows, columns = (math.isqrt(count),) * 2 if grid is None else two_integers("grid", grid)
+    if grid is None and rows * columns != count:
+        raise ValueError(f"pos_embed has S = {count} positions: must be a square grid, or say `grid`")
+    if rows * columns != count:
+        raise ValueError(f"grid = {(rows, columns)} with {count} positions: rows x columns must be S")
     return rows, columns
 
 
 @dataclass
 class PositionCache:
-    """The last ``capacity`` results for one parameter, forgotten when the parameter changes.
+    """The last ``capacity`` results for one parameter, forgotten when it changes; ``misses`` counts what was computed.
 
-    Attributes:
-        mode, antialias: as `torch.nn.functional.interpolate` has them.
-        capacity: how many grids, or batches of grids, are kept.
-        misses: how often something was computed.
+    ``mode`` and ``antialias`` are as `torch.nn.functional.interpolate` has them.
     """
 
     mode: Interpolation = "bicubic"
@@ -163,12 +139,8 @@ class PositionCache:
     def packed(
         self, pos_embed: torch.Tensor, native: tuple[int, int], grids: tuple[tuple[int, int], ...], length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions of images of several grids, each padded to ``length`` rows with its first position.
-
-        Returns:
-            ``[T, N]``, the tables of the distinct grids one after the other, and ``[B, length]`` int32, which row of
-            it each row of the batch gets.
-        """
+        """Positions of images of several grids, each padded to ``length`` rows with its first position: ``[T, N]``, the
+        tables of the distinct grids in turn, and ``[B, length]`` int32, which row of it each row of the batch gets."""
 
         def build() -> tuple[torch.Tensor, torch.Tensor]:
             tables, first, total = [], {}, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -18,20 +19,17 @@ class TimmPatchEmbed(torch.nn.Module):
     have ``proj.weight`` and ``proj.bias`` as they do there. The layer ``proj`` is one of `convert_layer`.
 
     Args:
-        img_size: side of the images, or (height, width); None for any.
-        patch_size: side of a patch.
-        in_chans: C.
-        embed_dim: N, a multiple of 8.
+        img_size, patch_size: side, or (height, width), of images and patches; an ``img_size`` of None allows any.
+        in_chans, embed_dim: C, and N, a multiple of 8.
         norm_layer: makes from N what the embeddings pass through.
-        flatten: whether patches become one dimension.
-        bias: whether the layer has one.
+        flatten, bias: whether patches become one dimension, and whether the layer has a bias.
         strict_img_size: refuses images of another size than ``img_size``.
-        device, dtype: of the parameters.
         options: how the layer is run; its channels are ``in_chans``.
+        others: ``device`` and ``dtype`` of the parameters; ``output_fmt`` and ``dynamic_img_pad`` are None and False.
 
     Raises:
-        TypeError, ValueError: a size that is not allowed, features that are no multiple of 8. An ``output_fmt`` and
-            ``dynamic_img_pad`` are timm's: `cute_kernels.models.timm.convert` keeps them.
+        TypeError, ValueError: a size that is not allowed, features that are no multiple of 8; others with a value that
+            is timm's alone: `cute_kernels.models.timm.convert` keeps what timm does with it.
     """
 
     def __init__(
@@ -42,28 +40,24 @@ class TimmPatchEmbed(torch.nn.Module):
         embed_dim: int = 768,
         norm_layer: Callable[..., torch.nn.Module] | None = None,
         flatten: bool = True,
-        output_fmt: str | None = None,
+        *,
         bias: bool = True,
         strict_img_size: bool = True,
-        dynamic_img_pad: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
         options: PatchOptions | None = None,
+        **others: Any,
     ) -> None:
         super().__init__()
-        if output_fmt is not None or dynamic_img_pad:
-            raise ValueError(
-                f"output_fmt = {output_fmt!r} and dynamic_img_pad = {dynamic_img_pad}: must be None and False; "
-                "cute_kernels.models.timm.convert keeps what timm does with others"
-            )
+        where = {name: others.pop(name) for name in ("device", "dtype") if name in others}
+        timms = "output_fmt", "dynamic_img_pad"
+        if wrong := {name: value for name, value in others.items() if value or name not in timms}:
+            given = " and ".join(f"{name} = {value!r}" for name, value in wrong.items())
+            raise ValueError(f"{given}: must be left out; cute_kernels.models.timm.convert keeps what timm does")
         self.patch_size, self.img_size = _pair("patch_size", patch_size), None
         if img_size is not None:
             self.img_size = _pair("img_size", img_size)
         self.grid_size = None if self.img_size is None else self.dynamic_feat_size(self.img_size)
         self.num_patches = None if self.grid_size is None else self.grid_size[0] * self.grid_size[1]
         self.flatten, self.strict_img_size, self.dynamic_img_pad = flatten, strict_img_size, False
-        where = {"device": device, "dtype": dtype}
         layer = torch.nn.Conv2d(in_chans, embed_dim, self.patch_size, stride=self.patch_size, bias=bias, **where)
         self.proj = convert_layer(layer, PatchOptions() if options is None else options)
         self.norm = torch.nn.Identity() if norm_layer is None else norm_layer(embed_dim, **where)

@@ -37,24 +37,12 @@ def kernels_in_export() -> Iterator[None]:
 
 
 def define(runner: Callable[[str], object]) -> None:
-    """Defines the operator.
-
-    Args:
-        runner: gives from the text of options something with ``run(pixels, weight, bias, table)``.
-    """
+    """Defines the operator; ``runner`` gives from the text of options what runs it, by its method ``run``."""
     tensors = "Tensor pixels, Tensor weight, Tensor? bias, Tensor? pos_embed, Tensor? position_ids"
     define_operator("embed_patches", f"{tensors}, str options", functools.partial(_run, runner), _fake)
 
 
-def _run(
-    runner: Callable[[str], object],
-    pixels: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pos_embed: torch.Tensor | None,
-    position_ids: torch.Tensor | None,
-    options: str,
-) -> torch.Tensor:
+def _run(runner, pixels, weight, bias, pos_embed, position_ids, options: str) -> torch.Tensor:
     engine, positions = _known(runner, weight, options)
     if pos_embed is not None:
         count = pos_embed.shape[-2]
@@ -72,11 +60,7 @@ def _known(runner: Callable[[str], object], weight: torch.Tensor, options: str) 
 
 
 def define_normed(runner: Callable[[str], object]) -> None:
-    """Defines the operator of rows behind a LayerNorm.
-
-    Args:
-        runner: gives from the text of options something with ``run_normed(..)`` of the arguments before it.
-    """
+    """Defines the operator of rows behind a LayerNorm, run by ``run_normed`` of what ``runner`` gives."""
 
     def run(pixels, weight, *others: object) -> torch.Tensor:
         *norm, eps, options = others

@@ -36,15 +36,8 @@ class Preprocessing:
         return self.normalised(self.resized(images, size))
 
     def resized(self, images: Sequence[Image.Image | np.ndarray], size: int) -> torch.Tensor:
-        """Returns ``[len(images), 3, size, size]`` uint8: pixels as they are before they are normalised.
-
-        Args:
-            images: PIL images or uint8 arrays, as `to_rgb` takes them.
-            size: side of the square in pixels; the aspect ratio is not kept.
-
-        Raises:
-            TypeError, ValueError: as `to_rgb`; ValueError without an image.
-        """
+        """Returns ``[len(images), 3, size, size]`` uint8: squares, before they are normalised; raises as `to_rgb`, and
+        ValueError without an image."""
         if not images:
             raise ValueError("no images")
         pixels = [np.asarray(to_rgb(image).resize((size, size), RESAMPLING[self.resample])) for image in images]
@@ -64,19 +57,12 @@ _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
 def to_rgb(image: Image.Image | np.ndarray) -> Image.Image:
-    """An 8-bit RGB image; alpha is dropped.
+    """An 8-bit RGB image of a PIL image, or of a uint8 array ``[H, W]``, ``[H, W, 3]`` or ``[H, W, 4]``; alpha is
+    dropped.
 
-    Of 16-bit grey values the upper byte is kept, which is what Pillow makes of 16-bit colour when it reads a file;
-    its own conversion of 16-bit grey makes everything from 255 upwards white. 32-bit integers and floats have no range
-    that says which value is white.
-
-    Args:
-        image: PIL image, or uint8 array ``[H, W]``, ``[H, W, 3]`` or ``[H, W, 4]``.
-
-    Raises:
-        TypeError: neither.
-        ValueError: another mode, dtype or shape.
-    """
+    Of 16-bit grey values the upper byte is kept, which is what Pillow makes of 16-bit colour when it reads a file; its
+    own conversion of 16-bit grey makes everything from 255 upwards white. 32-bit integers and floats have no range that
+    says which value is white. All else raises TypeError or ValueError."""
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8:
             raise ValueError(f"image has dtype {image.dtype}: must be uint8")
@@ -96,15 +82,9 @@ def to_rgb(image: Image.Image | np.ndarray) -> Image.Image:
 def patchify(pixels: torch.Tensor, patch_size: int, *, drop_rest: bool = False) -> torch.Tensor:
     """``[B, 3, H, W]`` -> ``[B, S, 3 * p * p]``: whole patches in row-major order, each as (channel, row, column).
 
-    Args:
-        pixels: images.
-        patch_size: p.
-        drop_rest: leave out the pixels beyond the last whole patch, as the convolution of a checkpoint does whose
-            image size is no multiple of its patch size (SigLIP so400m-patch14-384).
-
-    Raises:
-        ValueError: the image is smaller than a patch, or not a whole number of patches without ``drop_rest``.
-    """
+    ``drop_rest`` leaves out the pixels beyond the last whole patch, as the convolution of a checkpoint does whose image
+    size is no multiple of its patch size (SigLIP so400m-patch14-384); without it they raise ValueError, as do images
+    smaller than a patch."""
     height, width = pixels.shape[2:]
     rows, columns = height // patch_size, width // patch_size
     if not rows or not columns:

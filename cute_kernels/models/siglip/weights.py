@@ -79,13 +79,8 @@ class Quantized:
 
 
 def quantize(tensor: torch.Tensor) -> Quantized:
-    """Quantises to float8_e4m3fn with one scale, so that the largest magnitude becomes 448.
-
-    A tensor of zeros gets scale 1. Values round to nearest even.
-
-    Raises:
-        ValueError: the tensor holds NaN or infinity.
-    """
+    """Quantises to float8_e4m3fn with one scale, so that the largest magnitude becomes 448; zeros get scale 1. NaN and
+    infinity raise ValueError."""
     largest = tensor.abs().amax().to(torch.float32).item()
     if not math.isfinite(largest):
         raise ValueError("cannot quantise NaN or infinity")
@@ -127,15 +122,8 @@ def seeded_patch_embedding(architecture: str = "base-p16", image_size: int = 224
 def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
     """Reads the patch embedding of a local Hugging Face SigLIP or SigLIP2 checkpoint, NaFlex included.
 
-    Args:
-        directory: what ``save_pretrained`` wrote: a whole model or its vision tower. Nothing is downloaded.
-
-    Raises:
-        MissingExtra: transformers is not installed (extra ``hf``).
-        FileNotFoundError: no ``config.json`` there.
-        ValueError: another model type, damaged files, weights missing from the checkpoint, or preprocessing that is not
-            supported.
-    """
+    It raises MissingExtra without transformers, FileNotFoundError without ``config.json``, and ValueError for another
+    model type, damaged files, weights missing from the checkpoint, or preprocessing that is not supported."""
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"{directory} holds no config.json; expected a Hugging Face checkpoint")

@@ -28,6 +28,8 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types without an override of what operators do."""
 
 _CAPACITY = 1024
+_ALIGNED = 256
+"""Multiple of bytes that tells enough of an address: that of torch's allocations."""
 _HOST = -1
 """`torch.Tensor.get_device` of a tensor in host memory."""
 
@@ -159,11 +161,30 @@ class RepeatedCall:
         return out
 
 
+class KeptPlans(dict):
+    """Plans of checked calls, no more than `_CAPACITY`."""
+
+    def __setitem__(self, key: tuple, plan: Plan) -> None:
+        if len(self) >= _CAPACITY:
+            self.clear()
+        super().__setitem__(key, plan)
+
+
+def call_facts(values: Sequence[Any]) -> tuple | None:
+    """Facts of arguments from which alone they are checked and planned, their numbers aside; None of no strided one."""
+    if any(isinstance(v, torch.Tensor) and (v.is_nested or v.layout is not torch.strided) for v in values):
+        return None
+    place = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    facts = ((_facts(v), v.data_ptr() % _ALIGNED) if isinstance(v, torch.Tensor) else (type(v), v) for v in values)
+    return (place, *facts)
+
+
 class RepeatedCalls:
     """Remembered calls of one operation.
 
     Attributes:
         calls: by everything that tells one from another and is not the address or the contents of a tensor.
+        plans: of calls whose constants change all the time, by their `call_facts`.
     """
 
     def __init__(self, arguments: Sequence[Repeatable], scales: Sequence[ScaleProduct] = ()) -> None:
@@ -174,6 +195,7 @@ class RepeatedCalls:
         self.recent: dict[int, RepeatedCall] = {}
         self._varying: dict[tuple[type, ...], Picker] = {}
         self.calls: dict[tuple, RepeatedCall] = {}
+        self.plans = KeptPlans()
         self._lock = forks.lock()  # a death inside a locked section may forget a call
 
     def run(self, values: tuple, gradients: bool) -> torch.Tensor | None:
@@ -210,6 +232,7 @@ class RepeatedCalls:
             self.calls.clear()
             self.recent.clear()
             self._varying.clear()
+            self.plans.clear()
 
     def put(
         self,

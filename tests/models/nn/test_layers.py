@@ -180,7 +180,7 @@ def test_features_that_are_no_multiple_of_8_are_left_to_torch(features: int) -> 
     """Of a layer whose weight is replaced; bit for bit as the plain one, since the kernels read 16 bytes at once."""
     plain, images = torch.nn.Conv2d(3, features, 16, 16).bfloat16(), torch.rand(2, 3, 32, 32).bfloat16() * 2 - 1
     converted = convert_layer(torch.nn.Conv2d(3, 16, 16, 16).bfloat16(), PatchOptions(precision="bf16")).eval()
-    assert converted.engine.takes_over(images, converted.weight, converted.bias)
+    assert converted.engine.takes_over(None, images, lambda: (converted.weight, converted.bias))
     converted.weight, converted.bias = plain.weight, plain.bias
-    assert not converted.engine.takes_over(images, converted.weight, converted.bias)
+    assert not converted.engine.takes_over(None, images, lambda: (converted.weight, converted.bias))
     assert torch.equal(converted(images), plain(images))

@@ -159,5 +159,5 @@ def test_a_bias_that_is_folded_into_what_the_kernel_reads() -> None:
         layer(rows).sum().backward()
     assert torch.equal(layer.bias.grad, torch.full((32,), 10.0))
     engine, weight = LayerNormEngine(PatchOptions(precision="int8")), layer.weight.detach()
-    assert engine.takes_over(rows, weight, None, torch.ones(192))
-    assert not engine.takes_over(rows, weight, None, torch.ones(192, requires_grad=True))
+    assert engine.takes_over(None, rows, lambda: (weight, None, torch.ones(192)))
+    assert not engine.takes_over(None, rows, lambda: (weight, None, torch.ones(192, requires_grad=True)))

@@ -48,7 +48,10 @@ def error(got: torch.Tensor, expected: torch.Tensor) -> float:
 @torch.no_grad()
 def test_open_clips_own_tower(precision):
     plain = clip(OWN)
-    ours = integration.convert(copy.deepcopy(plain), precision)
+    said = {"mean": OPENAI_DATASET_MEAN, "std": OPENAI_DATASET_STD}
+    with pytest.raises(ValueError, match="mean and std of an open_clip model are not known"):
+        integration.convert(copy.deepcopy(plain), "int8")
+    ours = integration.convert(copy.deepcopy(plain), precision, **said)
     assert type(ours.visual.conv1) is PatchConv2d and list(ours.state_dict()) == list(plain.state_dict())
     pixels = normalised(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
     expected = plain.encode_image(pixels)
@@ -118,4 +121,4 @@ def test_reverted_and_refused():
     with pytest.raises(TypeError, match="model is int"):
         integration.convert(3)
     with pytest.raises(ValueError, match="std"):
-        integration.convert(clip(OWN), std=-1)
+        integration.convert(clip(OWN), mean=0.5, std=-1)

@@ -48,7 +48,7 @@ def naflex(**kwargs) -> NaFlexVit:
 @torch.no_grad()
 def test_a_vision_transformer(kwargs, precision):
     plain = vit(**kwargs)
-    ours = integration.convert(copy.deepcopy(plain), precision)
+    ours = integration.convert(copy.deepcopy(plain), precision, mean=0.5, std=0.5)
     assert type(ours.patch_embed.proj) is PatchConv2d and list(ours.state_dict()) == list(plain.state_dict())
     images = raw()
     expected = plain.forward_features(images / 127.5 - 1)
@@ -105,7 +105,7 @@ def test_naflex_embeds_of_patches(precision, channels_last):
     plain = NaFlexEmbeds(
         16, embed_dim=48, proj_type="linear", class_token=False, pos_embed_grid_size=(4, 4), channels_last=channels_last
     )
-    ours = integration.convert(copy.deepcopy(plain), precision)
+    ours = integration.convert(copy.deepcopy(plain), precision, mean=0.5, std=0.5)
     assert type(ours.proj) is PatchLinear
     rows = torch.randint(0, 256, (2, 12, 768), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     coordinates = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij"), -1).view(1, 12, 2)
@@ -121,7 +121,7 @@ def test_naflex_embeds_of_patches(precision, channels_last):
 @torch.no_grad()
 def test_a_naflex_model_of_patches():
     plain = naflex(embed_proj_type="linear")
-    ours = integration.convert(copy.deepcopy(plain), "fp16")
+    ours = integration.convert(copy.deepcopy(plain), "fp16", mean=0.5, std=0.5)
     assert type(ours.embeds.proj) is PatchLinear
     assert error(ours(raw()), plain(raw() / 127.5 - 1)) < ERRORS["fp16"]
 
@@ -129,7 +129,7 @@ def test_a_naflex_model_of_patches():
 @torch.no_grad()
 def test_naflex_embeds_of_images():
     plain = naflex(embed_proj_type="conv")
-    ours = integration.convert(copy.deepcopy(plain), "fp16")
+    ours = integration.convert(copy.deepcopy(plain), "fp16", mean=0.5, std=0.5)
     assert type(ours.embeds.proj) is PatchConv2d
     images = raw(96, 64)
     assert error(ours(images), plain(images / 127.5 - 1)) < ERRORS["fp16"]
@@ -137,7 +137,7 @@ def test_naflex_embeds_of_images():
 
 def test_training():
     plain = vit()
-    ours = integration.convert(copy.deepcopy(plain), "int8")
+    ours = integration.convert(copy.deepcopy(plain), "int8", mean=0.5, std=0.5)
     images = raw()
     for model, pixels in ((plain, images / 127.5 - 1), (ours, images)):
         model.train()(pixels).square().mean().backward()
@@ -176,7 +176,7 @@ def test_hooks_of_embedding_and_layer_are_called(make, first):
 
 def test_a_model_tells_whether_it_is_converted():
     """True only where calls of every embedding reach the kernels."""
-    ours = integration.convert(vit(), "int8")
+    ours = integration.convert(vit(), "int8", mean=0.5, std=0.5)
     assert integration.is_converted(ours) and integration.is_converted(copy.deepcopy(ours))
     assert not integration.is_converted(vit())
     assert not integration.is_converted(torch.nn.ModuleList([ours, vit()]))  # one is left to be converted
@@ -209,14 +209,14 @@ def test_an_adapter_around_the_layer_is_called():
     assert error(ours(pixels), expected) < 2 * ERRORS["bf16"] < error(vit()(pixels), expected)
     assert not integration.is_converted(ours)  # its layers are given raw pixels as they are
     assert integration.is_converted(ours.merge_and_unload()) and error(ours(pixels), expected) < 2 * ERRORS["bf16"]
-    with pytest.raises(ValueError, match="proj cannot be converted: module is Conv2d, expected"):
+    with pytest.raises(ValueError, match="proj cannot be converted: module is Conv2d: must be"):
         integration.convert(adapted(vit()))
 
 
 @torch.no_grad()
 def test_reverted():
     plain = vit()
-    ours = integration.revert(integration.convert(copy.deepcopy(plain), "int8"))
+    ours = integration.revert(integration.convert(copy.deepcopy(plain), "int8", mean=0.5, std=0.5))
     pixels = raw() / 127.5 - 1
     assert type(ours.patch_embed.proj) is torch.nn.Conv2d and torch.equal(ours(pixels), plain(pixels))
 
@@ -232,6 +232,22 @@ def test_models_that_are_refused():
     with pytest.raises(ValueError, match="patch_embed.proj cannot be converted: module has 12 features"):
         integration.convert(refused)
     assert type(refused.patch_embed.proj) is torch.nn.Conv2d
+
+
+@torch.no_grad()
+def test_a_normalisation_that_no_weights_say_is_asked_for() -> None:
+    """timm's defaults are those of nothing."""
+    named = vit()
+    named.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "url": ""}
+    for plain in (vit(), named):
+        with pytest.raises(ValueError, match="mean and std of a timm model are not known"):
+            integration.convert(plain, "int8")
+        ours = integration.convert(copy.deepcopy(plain))
+        assert error(ours(raw() / 127.5 - 1), plain(raw() / 127.5 - 1)) < ERRORS["bf16"]
+        with pytest.raises(ValueError, match="mean and std are not known"):
+            ours(raw())
+    named.pretrained_cfg["hf_hub_id"] = "timm/a_model"
+    assert error(integration.convert(copy.deepcopy(named))(raw()), named(raw() / 127.5 - 1)) < ERRORS["bf16"]
 
 
 @torch.no_grad()
