@@ -93,13 +93,13 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         _check_replaceable(module)
         self.register_parameter("weight", module.weight)
         self.register_parameter("bias", module.bias)
+        self.grid = None if grid is None else two_integers("grid", grid)
+        if pos_embed is not None:
+            self.grid = checked_grid(pos_embed, grid, self.weight)
         if isinstance(pos_embed, torch.nn.Parameter):
             self.register_parameter("pos_embed", pos_embed)
         else:
             self.register_buffer("pos_embed", pos_embed)
-        self.grid = None if grid is None else two_integers("grid", grid)
-        if pos_embed is not None:
-            self.grid = checked_grid(pos_embed, grid, self.weight)
         self.engine = PatchEngine(options)
         self._sources = [_Source(module, name, getattr(module, name), name) for name in ("weight", "bias")]
         if given.get("model") is not None:
