@@ -35,7 +35,7 @@ def _convolved(layer: torch.nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
     weight, bias, patch = layer.weight, layer.bias, layer.weight.shape[-1]
     whole = images.dim() == 4 and images.shape[1] == layer.in_channels and min(images.shape[2:]) >= patch
     gradients = _ENGINE.wants_gradients(images, weight, bias)  # the operator of the graph has no derivative
-    takes_over = whole and not gradients and _ENGINE.takes_over_unless(
+    takes_over = whole and not gradients and _ENGINE.takes_over(
         why_no_patches("the layer", layer), images, lambda: (weight, bias), training=layer.training
     )
     if not takes_over:

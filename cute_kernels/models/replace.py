@@ -154,7 +154,7 @@ class Found(NamedTuple):
         return own and reaches_class(self.module)
 
     def options(self, known: Normalisation | None, **said: Any) -> PatchOptions:
-        """As of the family; a layer's with its channels and the order of its rows.
+        """Options of the family; those of a layer with its channels and the order of its rows.
 
         Raises:
             ValueError: a normalisation that raw pixels or ``"fp8"`` need and that is not known.

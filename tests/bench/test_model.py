@@ -39,7 +39,7 @@ def test_the_caveat_has_the_figures_of_the_page(checked):
     assert f"{distinct} distinct times" in b200.CAVEAT
     page = Path("docs/model.md").read_text()
     assert all("145 configurations" in text and "-0.09" in text for text in (b200.CAVEAT, page))
-    assert "no command here repeats this figure" in page
+    assert "no command here repeats these figures" in page
 
 
 def test_the_page_has_the_tables(checked):

@@ -255,6 +255,8 @@ def test_pixels_of_another_type_are_rounded_before_a_remembered_call_is_looked_f
     seen: list[torch.Tensor] = []
 
     class Remembered:
+        plans: dict = {}
+
         def run(self, values: tuple, gradients: bool) -> str | None:
             images, weight, *_ = values
             seen.append(images)

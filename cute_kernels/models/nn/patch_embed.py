@@ -76,7 +76,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
     """
 
     def __init__(self, module: object = None, options: object = None, **given: Any) -> None:
-        """As `from_module`, with checked options."""
+        """The layer of `from_module`, with checked options."""
         super().__init__()
         allowed = given.keys() <= {"pos_embed", "model", "grid", "interpolation", "antialias"}
         if not allowed or not isinstance(options, PatchOptions):
