@@ -105,26 +105,23 @@ class Certificate:
 
 
 def judge(
-    flow: Flow, executed: Sequence[int], ctas: int, found: Iterable[tuple[str, int, str]], whole: str = ""
+    flow: Flow, executed: Sequence[int], found: Iterable[tuple[str, int, str]], whole: str = ""
 ) -> Certificate:
     """The certificate of a launch that has ended.
 
     Args:
         flow: of its kernel.
         executed: how often warps entered each of its blocks.
-        ctas: how many there were.
         found: places of the run itself: kind, index of the instruction or -1, text.
         whole: why the run as a whole cannot be judged; "" where it can.
     """
     places = {Place("schedule", whole): None} if whole else {}
     for kind, index, text in sorted(found):
         places[_place(flow.kernel.instructions[index] if index >= 0 else None, kind, text)] = None
-    against, allocating = _of_blocks(flow)
+    against = _of_blocks(flow)
     for block, count in enumerate(executed):
         if count:
             places |= dict.fromkeys(against.get(block, ()))
-    if sum(executed[block] for block in allocating) > ctas:
-        places[Place("pool", "CTAs allocate tensor memory more than once, which may have to wait for room")] = None
     return Certificate(tuple(_few(places)))
 
 
@@ -138,20 +135,16 @@ def _few(places: Iterable[Place]) -> Iterator[Place]:
             yield place
 
 
-def _of_blocks(flow: Flow) -> tuple[dict[int, list[Place]], list[int]]:
-    """Per block what its instructions have against the certificate; blocks that allocate, once per instruction."""
+def _of_blocks(flow: Flow) -> dict[int, list[Place]]:
+    """Per block what its instructions have against the certificate."""
     known = flow.facts.get("certificate")
     if known is None:
-        against: dict[int, list[Place]] = {}
-        allocating = []
+        known = flow.facts["certificate"] = {}
         for block in flow.blocks:
             for instruction in flow.kernel.instructions[block.start : block.end]:
                 found = [_place(instruction, *each) for each in _against(flow, instruction)]
                 if found:
-                    against.setdefault(block.index, []).extend(found)
-                if instruction.parts[:2] == ("tcgen05", "alloc"):
-                    allocating.append(block.index)
-        known = flow.facts["certificate"] = against, allocating
+                    known.setdefault(block.index, []).extend(found)
     return known
 
 
@@ -179,7 +172,10 @@ def _against(flow: Flow, instruction: Instruction) -> Iterator[tuple[str, str]]:
     elif name == "fence":
         if any(part.startswith("tensormap") for part in parts):
             yield "unknown", "a fence of tensor maps, which the detectors do not follow"
-    elif name == "setmaxnreg" or parts[:2] == ("tcgen05", "alloc"):
+    elif parts[:2] == ("tcgen05", "alloc"):
+        # Accesses, tcgen05.dealloc and .relinquish_alloc_permit are compared with what is allocated at the moment.
+        yield "unknown", "an allocation of tensor memory, after which nothing follows whether its uses are ordered"
+    elif name == "setmaxnreg":
         return  # the run itself is asked
     elif name not in _KNOWN:
         yield "unknown", "an instruction of which it is not known what its result depends on"

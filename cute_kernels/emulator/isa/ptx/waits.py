@@ -116,7 +116,16 @@ def _idle(flow: Flow, start: int, end: int) -> tuple[bool, set[str]]:
                 return False, changed
             changed.update(written(instruction))
         work += block.successors
-    return True, changed
+    return _all_reach(flow, seen, end), changed
+
+
+def _all_reach(flow: Flow, blocks: set[int], end: int) -> bool:
+    """Whether each of some blocks has a way to one of them: a loop without a way out ends nowhere."""
+    reached, before = {end}, 0
+    while before != len(reached):
+        before = len(reached)
+        reached |= {index for index in blocks if reached.intersection(flow.blocks[index].successors)}
+    return blocks <= reached
 
 
 def decides_nothing(flow: Flow, index: int) -> bool:
@@ -127,6 +136,8 @@ def decides_nothing(flow: Flow, index: int) -> bool:
         for each in flow.kernel.instructions:
             for name in read(each):
                 readers.setdefault(name, []).append(each)
+    if flow.kernel.instructions[index].parts[0] not in PURE:
+        return False
     work, seen = list(written(flow.kernel.instructions[index])), set()
     while work:
         name = work.pop()

@@ -18,7 +18,6 @@ from cute_kernels.emulator.machine.launch.clusters import ClusterWork, Dependent
 from cute_kernels.emulator.machine.launch.launch import Launch
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES
-from cute_kernels.emulator.machine.state.tmem import COLUMNS
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
@@ -195,10 +194,7 @@ class _Work:
             whole = "asynchronous work did not take effect at once in the run, as it has to where phases are counted"
         elif options.clusters is not None:
             whole = "some clusters were executed, not all"
-        if self.columns * launch.neighbours > COLUMNS:
-            self.places.add(("pool", -1, "tensor memory does not suffice for all CTAs that a multiprocessor holds"))
-        ctas = self.clusters * math.prod(launch.cluster)
-        return judge(launch.execution.flow, self.counters.of_blocks(), ctas, self.places, whole)
+        return judge(launch.execution.flow, self.counters.of_blocks(), self.places, whole)
 
 
 def _execute(launch: Launch, work: _Work, progress: Callable[[int, int], None] | None) -> tuple[int, str]:
