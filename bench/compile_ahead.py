@@ -16,8 +16,13 @@ from cute_kernels.plan import Plan
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-def _compile(plan: Plan) -> None:
-    compile_plan(plan)
+def _compile(plan: Plan) -> str:
+    """What went wrong, or nothing."""
+    try:
+        compile_plan(plan)
+    except Exception as error:
+        return f"{plan.config}: {type(error).__name__}: {error}"
+    return ""
 
 
 def compile_all(plans: Iterable[Plan]) -> int:
@@ -36,13 +41,14 @@ def compile_all(plans: Iterable[Plan]) -> int:
     return len(different)
 
 
-def main() -> None:
-    """Compiles what is on standard input: a pickled list of plans."""
+def main() -> int:
+    """Compiles what is on standard input, a pickled list of plans, in its order; 1 if one was not compiled."""
     plans: list[Plan] = pickle.load(sys.stdin.buffer)
     with multiprocessing.get_context("spawn").Pool(min(len(plans) or 1, os.cpu_count() or 1)) as pool:
-        for _ in pool.imap_unordered(_compile, plans):
-            pass
+        failures = [failure for failure in pool.imap_unordered(_compile, plans) if failure]
+    print(*failures, sep="\n", end="\n" if failures else "", file=sys.stderr)
+    return int(bool(failures))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
