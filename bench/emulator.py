@@ -296,7 +296,8 @@ def headline(images: int, processes: int, detectors: bool, console: Console) -> 
     def work(first: int) -> None:
         mine = tuple(range(first, plan.clusters, processes))
         options = Options(clusters=mine, detectors=detectors)
-        report = emulate(plan, tensors, options, progress=lambda count, _: done.put((count > 0, 0)))
+        options = dataclasses.replace(options, progress=lambda count, _: done.put((count > 0, 0)))
+        report = emulate(plan, tensors, options)
         done.put((0, report.warp_instructions))
 
     start = time.perf_counter()

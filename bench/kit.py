@@ -289,10 +289,10 @@ def tune(folder: Path, brief: bool = False) -> None:
     problems = 1 if brief else None
     dtype = getattr(torch, rows_type(architecture()))
     for sizes in TUNED_ROWS[:problems]:
-        found = cute_kernels.tune_patch_embed(*sizes, dtype=dtype, candidates=3 if brief else 12, rounds=3)
+        found = cute_kernels.tune_patch_embed(*sizes, dtype=dtype, candidates=3 if brief else 12)
         print(sizes, found, flush=True)
     for sizes in TUNED_PRODUCTS[:problems]:
-        print(sizes, cute_kernels.tune_gemm(*sizes, candidates=3 if brief else 8, rounds=3), flush=True)
+        print(sizes, cute_kernels.tune_gemm(*sizes, candidates=3 if brief else 8), flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     for path in tuned.files():
         shutil.copy(path, folder)

@@ -91,6 +91,8 @@ class Options:
             written, that the same instructions show again is not reported again.
         steps: turns that warps have, and asynchronous work that takes effect, before the rest of the schedule; those
             that are not possible when it is their turn are left out. Nothing else may be drawn at random then.
+        progress: called with (clusters done, clusters to run), first with 0; with several processes again with 0 where
+            clusters that have been executed turn out to depend on each other.
         debugger: stops warps; kernels are then executed instruction by instruction, in the same order.
         stepped: called with every step that is taken, also of other schedules, and what it came to, in words.
     """
@@ -116,6 +118,7 @@ class Options:
     going_on: Callable[[EmulatorError], bool] | None = None
     steps: tuple[Step, ...] = ()
     stepped: Callable[[Step, str], None] | None = None
+    progress: Callable[[int, int], None] | None = None
     debugger: Debugger | None = None
 
     def __post_init__(self) -> None:
@@ -155,8 +158,9 @@ class Options:
             raise TypeError(f"barriers = {self.barriers!r}: must be a tuple of pairs of an int and a str")
         if self.trace is not None and not isinstance(self.trace, (str, os.PathLike)):
             raise TypeError(f"trace = {self.trace!r}: must be the path of a file or None")
-        if self.going_on is not None and not callable(self.going_on):
-            raise TypeError(f"going_on = {self.going_on!r}: must be a function of an error or None")
+        for name, arguments in (("going_on", "an error"), ("progress", "two ints")):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise TypeError(f"{name} = {getattr(self, name)!r}: must be a function of {arguments} or None")
         if not isinstance(self.steps, tuple) or not all(isinstance(each, Step) for each in self.steps):
             raise TypeError(f"steps = {self.steps!r}: must be a tuple of Step")
         drawn = (self.completion, self.interleave, self.interleave_clusters, self.spurious_try_wait_failures)

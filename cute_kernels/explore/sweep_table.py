@@ -259,11 +259,8 @@ def _outputs_of_a_tile(plan: Plan) -> float:
 
 # --- times on a GPU --------------------------------------------------------------------------------------------------
 
-_ROUNDS = 7  # of all configurations in turn; the median counts
-
-
-def check_measurable(problem: Any) -> None:
-    """Refuses to measure where nothing can be.
+def check_measurable(problem: Any) -> tuple[Any, Any]:
+    """The operation that times a problem, and the GPU at hand.
 
     Raises:
         NotImplementedError: there is no GPU with a kernel, or nothing times this kind of problem.
@@ -272,11 +269,10 @@ def check_measurable(problem: Any) -> None:
     import cute_kernels.operations.registry as registry
 
     try:
-        registry.operation_of(problem)
+        operation = registry.operation_of(problem)
     except TypeError as reason:
         raise NotImplementedError(f"nothing times it: {reason}") from None
-    with search.device_at_hand("a measured sweep", None):
-        pass
+    return operation, search.device_at_hand("a measured sweep")
 
 
 def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
@@ -289,19 +285,17 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
         RuntimeError: a configuration computes something else than the first one.
     """
     import cute_kernels.explore.tuning.search as search
-    import cute_kernels.operations.registry as registry
 
-    check_measurable(problem)
-    with search.device_at_hand("a measured sweep", None) as device:
-        plans: dict[int, Plan] = {}
-        for number, row in enumerate(rows):
-            if row.reason is None:
-                plan = row.plan(problem, sm_count=device.sm_count)
-                if plan.arch.name == device.arch:
-                    plans[number] = plan
-        operation, measured = registry.operation_of(problem), list(plans.values())
-        inputs = search.input_sets(operation, problem) if measured else []
-        times = search.interleaved(search.timers_of(operation, measured, inputs), _ROUNDS)
+    operation, device = check_measurable(problem)
+    plans: dict[int, Plan] = {}
+    for number, row in enumerate(rows):
+        if row.reason is None:
+            plan = row.plan(problem, sm_count=device.sm_count)
+            if plan.arch.name == device.arch:
+                plans[number] = plan
+    measured = list(plans.values())
+    inputs = search.input_sets(operation, problem) if measured else []
+    times = search.interleaved(search.timers_of(operation, measured, inputs), search.ROUNDS)
     return [
         replace(row, measured=1e3 * times[plans[number]]) if number in plans else row for number, row in enumerate(rows)
     ]

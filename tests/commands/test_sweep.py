@@ -383,7 +383,7 @@ def test_times_come_from_the_device_in_turn(monkeypatch: pytest.MonkeyPatch) -> 
         assert inputs == [problem] and len(plans) == 2
         return {plan: lambda plan=plan: milliseconds[plan.config.tile_rows] for plan in plans}
 
-    monkeypatch.setattr(search, "device_at_hand", lambda name, device_: contextlib.nullcontext(device))
+    monkeypatch.setattr(search, "device_at_hand", lambda name: device)
     monkeypatch.setattr(search, "input_sets", lambda operation, given: [given])
     monkeypatch.setattr(search, "timers_of", timers)
     rows = sweep(problem, Sm90PatchEmbedConfig(), settings, measured=True)

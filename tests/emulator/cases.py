@@ -51,6 +51,15 @@ class Case:
         return dataclasses.replace(self, tensors=self.tensors.replace(**own))
 
 
+@dataclass(frozen=True)
+class Output:
+    """What a patch embed of images adds, a bias and positions, and the type of what it writes."""
+
+    bias: bool = True
+    pos: bool = True
+    out_dtype: torch.dtype = torch.bfloat16
+
+
 def case_of(operation: Operation, arguments: Any, arch: str | None = None, sm_count: int | None = None) -> Case:
     """A call of an operation on an architecture, as it prepares its operands, and the reference of its contract."""
     operation.check(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.table import fragment_table
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
-from tests.emulator.cases import Case, poisoned
+from tests.emulator.cases import Case, Output, poisoned
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -37,13 +38,11 @@ def make_gather_case(
     patch: int = 16,
     n: int = 64,
     dtype: torch.dtype = torch.bfloat16,
-    out_dtype: torch.dtype = torch.bfloat16,
-    bias: bool = True,
-    pos: bool = True,
     config: ImagesConfig | None = None,
     arch: str = "sm_90a",
     sm_count: int | None = None,
     seed: int = 0,
+    **output: Any,
 ) -> Case:
     """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be.
 
@@ -51,18 +50,20 @@ def make_gather_case(
         batch, channels, n: sizes.
         grid: patches of a column and of a row of an image.
         patch: side of a patch in pixels.
-        dtype, out_dtype: of images and weight, and of the output.
-        bias, pos: parts of the table.
+        dtype: of images and weight.
         config, arch, sm_count: as for `make_plan`.
         seed: of the numbers.
+        output: fields of `Output`.
     """
+    made = Output(**output)
+    pos, out_dtype = made.pos, made.out_dtype
     generator = torch.Generator().manual_seed(seed)
     height, width = grid[0] * patch, grid[1] * patch
     positions = grid[0] * grid[1]
     draw = functools.partial(random_values, generator=generator)
     images = draw(batch, channels, height, width, dtype=dtype)
     weight = draw(n, channels * patch**2, dtype=dtype)
-    table = draw(positions if pos else 1, n, dtype=torch.float32) if pos or bias else None
+    table = draw(positions if pos else 1, n, dtype=torch.float32) if pos or made.bias else None
     problem = PatchEmbedImagesProblem(
         batch, channels, height, width, patch, n, name_of(dtype), precision=PRECISIONS[dtype],
         table_rows=0 if table is None else len(table), out_dtype=name_of(out_dtype),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from cute_kernels.operations.patch_weight import strip_weight
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.table import fragment_table
 from cute_kernels.plan import make_plan
-from tests.emulator.cases import Case, poisoned
+from tests.emulator.cases import Case, Output, poisoned
 
 PATCH = 16
 
@@ -50,13 +51,12 @@ def make_images_case(
     patch: int = PATCH,
     channels_last: bool = False,
     n: int = 64,
-    bias: bool = True,
-    pos: bool = True,
     extreme: bool = False,
     config: ImagesConfig | None = None,
     arch: str | None = None,
     sm_count: int | None = None,
     seed: int = 0,
+    **output: Any,
 ) -> Case:
     """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be.
 
@@ -65,11 +65,13 @@ def make_images_case(
         grid: patches of a column and of a row of an image.
         patch: side of a patch in pixels.
         channels_last: the layout of the images.
-        bias, pos: parts of the table.
         extreme: pixels of 255 and weights near both ends, whose sums pass 2^24 where FP32 cannot hold all integers.
         config, arch, sm_count: as for `make_plan`.
         seed: of the numbers.
+        output: ``bias`` and ``pos`` of `Output`.
     """
+    made = Output(**output)
+    bias, pos = made.bias, made.pos
     generator = torch.Generator().manual_seed(seed)
     height, width = grid[0] * patch, grid[1] * patch
     positions = grid[0] * grid[1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from cute_kernels.config import Config, PatchEmbedProblem, Sm100PatchEmbedConfig
@@ -14,6 +17,16 @@ from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from tests.emulator.cases import Case, poisoned
 
 
+@dataclass(frozen=True)
+class Scales:
+    """The factors of a product: a number, as a launch parameter or in memory, one for each row or feature."""
+
+    scale: float = 0.37
+    scale_in_memory: bool = False
+    row_scale: bool = False
+    feature_scale: bool = False
+
+
 def make_case(
     *,
     batch: int = 2,
@@ -22,20 +35,20 @@ def make_case(
     k: int = 128,
     bias: bool = True,
     pos: bool = True,
-    scale: float = 0.37,
-    scale_in_memory: bool = False,
-    row_scale: bool = False,
-    feature_scale: bool = False,
     indexed: bool = False,
     dtype: str = "float8_e4m3fn",
     config: Config | None = None,
     sm_count: int | None = None,
     seed: int = 0,
+    **scales: Any,
 ) -> Case:
     """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be.
 
-    ``indexed``: every row asks for a position of its own, some of them for none that exists.
+    ``indexed``: every row asks for a position of its own, some of them for none that exists. ``scales``: fields of
+    `Scales`.
     """
+    factors = Scales(**scales)
+    scale, row_scale, feature_scale = factors.scale, factors.row_scale, factors.feature_scale
     config = config or Sm100PatchEmbedConfig()
     generator = torch.Generator().manual_seed(seed)
     m = batch * positions
@@ -45,7 +58,7 @@ def make_case(
     rows = positions if pos else int(bias)
     index = torch.randint(-2, positions + 2, (m,), generator=generator, dtype=torch.int32) if indexed else None
     one = not (row_scale and feature_scale)
-    source = "pointer" if scale_in_memory and one else "value"
+    source = "pointer" if factors.scale_in_memory and one else "value"
     problem = PatchEmbedProblem(
         m, n, k, rows, dtype, scale_source=source, table_index=indexed, row_scale=row_scale, feature_scale=feature_scale
     )
@@ -63,7 +76,7 @@ def make_case(
     by_feature = torch.rand(1, n, generator=generator) + 0.5 if feature_scale else None
     factor = scale_tensor if by_feature is None else by_feature * scale_tensor
     expected = contract(x, weight, bias_values, pos_values, factor, index, by_row)
-    number = scale_tensor if scale_in_memory else scale
+    number = scale_tensor if factors.scale_in_memory else scale
     tensors = Operands(
         x=x, weight=weight, table=table, index=index, out=out, scale=number if one else None, row_scale=by_row,
         feature_scale=by_feature,

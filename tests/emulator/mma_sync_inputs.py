@@ -10,7 +10,7 @@ from cute_kernels import prepare_patch_weight
 from cute_kernels.config import Sm80ImagesConfig, Sm80PatchEmbedConfig
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
-from tests.emulator.cases import Case, case_of
+from tests.emulator.cases import Case, Output, case_of
 from tests.emulator.kernel_inputs import draw_operands
 
 SMALL = {"tile_m": 64, "tile_n": 64}
@@ -43,14 +43,13 @@ def make_image_case(
     n: int = 72,
     channels: int = 3,
     arch: str = "sm_80",
-    bias: bool = True,
-    pos: bool = True,
     channels_last: bool = False,
-    out_dtype: torch.dtype = torch.bfloat16,
     sm_count: int | None = None,
     seed: int = 0,
+    **output: Any,
 ) -> Case:
-    """A patch embed of images of uint8."""
+    """A patch embed of images of uint8; ``output``: fields of `Output`."""
+    made = Output(**output)
     generator = torch.Generator().manual_seed(seed)
     conv = torch.randn(n, channels, patch, patch, generator=generator) * 0.05
     weight = prepare_patch_weight(conv, precision=precision)
@@ -60,8 +59,8 @@ def make_image_case(
         images = images.contiguous(memory_format=torch.channels_last)
     arguments = PatchEmbedImagesArguments(
         images=images, weight=weight.raw, weight_scale=weight.scale,
-        weight_offset=weight.offset, bias=torch.randn(n, generator=generator) if bias else None,
-        pos_embed=torch.randn(grid[0] * grid[1], n, generator=generator) if pos else None, patch=patch,
-        out_dtype=out_dtype, backend="emulator", config=config,
+        weight_offset=weight.offset, bias=torch.randn(n, generator=generator) if made.bias else None,
+        pos_embed=torch.randn(grid[0] * grid[1], n, generator=generator) if made.pos else None, patch=patch,
+        out_dtype=made.out_dtype, backend="emulator", config=config,
     )  # fmt: skip
     return case_of(PATCH_EMBED_IMAGES, arguments, arch, sm_count)

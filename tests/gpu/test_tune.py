@@ -21,7 +21,7 @@ def test_the_winner_is_used(shape, bias, tmp_path, monkeypatch):
     monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tuned, "_KNOWN", {})
     m, n, k = shape
-    config = cute_kernels.tune_gemm(m, n, k, bias=bias, candidates=6, rounds=3)
+    config = cute_kernels.tune_gemm(m, n, k, bias=bias, candidates=6)
     assert len(tuned.files()) == 1
     monkeypatch.setattr(tuned, "_KNOWN", {})
     a, b = (torch.randint(-8, 9, size, device="cuda").bfloat16() for size in ((m, k), (n, k)))
@@ -48,7 +48,7 @@ def test_a_shorter_kernel_is_timed_as_shorter(tmp_path, monkeypatch):
 def test_the_winner_of_rows_is_used(dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tuned, "_KNOWN", {})
-    config = cute_kernels.tune_patch_embed(3, 49, 256, 384, dtype=dtype, candidates=6, rounds=3)
+    config = cute_kernels.tune_patch_embed(3, 49, 256, 384, dtype=dtype, candidates=6)
     assert len(tuned.files()) == 1
     monkeypatch.setattr(tuned, "_KNOWN", {})
     # Products of small integers: sums are exact in any order.

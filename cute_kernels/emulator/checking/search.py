@@ -139,8 +139,8 @@ class _Trials:
             if end is not None and time.monotonic() > end:
                 raise _OutOfTime
 
-        options = schedule.options(stepped=stepped, **self._options)
-        return self._replays[number].run(options, overlap=schedule.overlap, progress=check_time)
+        options = schedule.options(stepped=stepped, progress=check_time, **self._options)
+        return self._replays[number].run(options, overlap=schedule.overlap)
 
 
 def _is_certified(recorded: RecordedLaunch) -> bool:

@@ -160,14 +160,7 @@ def record(function: Callable[..., object], *arguments: object) -> CapturedLaunc
     return launches[0]
 
 
-def execute(
-    launch: CapturedLaunch,
-    memory: GlobalMemory,
-    options: Options,
-    *,
-    programmatic: bool,
-    progress: Callable[[int, int], None] | None = None,
-) -> Report:
+def execute(launch: CapturedLaunch, memory: GlobalMemory, options: Options, *, programmatic: bool) -> Report:
     """Runs a recorded launch; ``programmatic``: behind the one before it, which it may overlap. Else as `run`."""
     return run(
         launch.ptx,
@@ -179,7 +172,6 @@ def execute(
         params=launch.params,
         memory=memory,
         options=options,
-        progress=progress,
         programmatic=programmatic,
         cooperative=launch.cooperative,
     )

@@ -219,7 +219,6 @@ class Replay:
         *,
         ptx: str | None = None,
         overlap: bool = False,
-        progress: Callable[[int, int], None] | None = None,
     ) -> Outcome:
         """Runs the launch from the memory that it found.
 
@@ -229,7 +228,6 @@ class Replay:
             overlap: behind the launch that it may overlap, or, where the program has none, behind itself; accesses
                 that griddepcontrol.wait does not order race. Behind another launch the result is that of the two
                 overlapping (`cute_kernels.emulator.machine.launch.overlap`).
-            progress: as for `run`.
 
         Raises:
             EmulatorError: what the emulator reports, with the launch and its number in the program.
@@ -252,7 +250,7 @@ class Replay:
                 own |= {"roles": each.roles or options.roles, "barriers": each.barriers or options.barriers}
                 how = dataclasses.replace(options, going_on=going_on, **own)
                 programmatic = launch.programmatic and each is recorded and overlap
-                report = execute(launch, memory, how, programmatic=programmatic, progress=progress)
+                report = execute(launch, memory, how, programmatic=programmatic)
             except EmulatorError as error:
                 error.attach(text, each.launch, each.number)
                 raise

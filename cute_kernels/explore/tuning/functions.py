@@ -42,9 +42,7 @@ def tune_patch_embed(
     table: Table = "positions",
     row_scales: bool = False,
     feature_scales: bool = False,
-    device: torch.device | int | str | None = None,
     candidates: int = 24,
-    rounds: int = 5,
 ) -> PatchEmbedConfig:
     """Finds the fastest configuration of `cute_kernels.patch_embed` for one problem on this GPU, and remembers it.
 
@@ -64,16 +62,14 @@ def tune_patch_embed(
             packed rows, each of which names its position; ``"bias"`` alone; ``"none"``.
         row_scales: whether every row has a multiplier of its own.
         feature_scales: whether every feature has one.
-        device: CUDA device; the current one when None.
         candidates: how many are timed, the most promising first.
-        rounds: timed runs of each, of which the median counts.
 
     Returns:
         The fastest configuration.
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: sizes or types that `patch_embed` does not take, a number of candidates or rounds below 1.
+        ValueError: sizes or types that `patch_embed` does not take, a number of candidates below 1.
         NotImplementedError: a device without a kernel.
         RuntimeError: a candidate computed something else than the others.
     """
@@ -93,7 +89,7 @@ def tune_patch_embed(
         row_scale=row_scales,
         feature_scale=feature_scales,
     )
-    return search.tune(PATCH_EMBED, problem, device, candidates, rounds)
+    return search.tune(PATCH_EMBED, problem, candidates)
 
 
 def tune_gemm(
@@ -109,9 +105,7 @@ def tune_gemm(
     row_scales: bool = False,
     column_scales: bool = False,
     residual: torch.dtype | None = None,
-    device: torch.device | int | str | None = None,
     candidates: int = 24,
-    rounds: int = 5,
 ) -> GemmConfig:
     """Finds the fastest configuration of `cute_kernels.gemm` for one problem on this GPU, and remembers it, as
     `tune_patch_embed` does. Where the winner splits K, the order of the additions changes with it
@@ -129,7 +123,7 @@ def tune_gemm(
         row_scales: ``scale_a`` has a number for each row.
         column_scales: ``scale_b`` has a number for each column.
         residual: its element type; None: there is none.
-        device, candidates, rounds: as of `tune_patch_embed`.
+        candidates: as of `tune_patch_embed`.
 
     Returns:
         The fastest configuration.
@@ -153,7 +147,7 @@ def tune_gemm(
         column_scale=column_scales,
         residual=None if residual is None else name_of(residual),
     )
-    return search.tune(GEMM, problem, device, candidates, rounds)
+    return search.tune(GEMM, problem, candidates)
 
 
 def tune_patch_embed_images(
@@ -169,9 +163,7 @@ def tune_patch_embed_images(
     channels_last: bool = False,
     out_dtype: torch.dtype = torch.bfloat16,
     table: Literal["positions", "bias", "none"] = "positions",
-    device: torch.device | int | str | None = None,
     candidates: int = 24,
-    rounds: int = 5,
 ) -> ImagesConfig | PatchEmbedConfig:
     """Finds the fastest configuration of `cute_kernels.patch_embed_images` for one problem on this GPU and remembers
     it, as `tune_patch_embed` does. Candidates are configurations of the kernels that read the images, and of the kernel
@@ -187,7 +179,7 @@ def tune_patch_embed_images(
         out_dtype: bfloat16, float16 or float32.
         table: what is added: ``"positions"``: a position embedding, with a bias or without; ``"bias"`` alone, which
             the offset of uint8 images counts as; ``"none"``.
-        device, candidates, rounds: as of `tune_patch_embed`.
+        candidates: as of `tune_patch_embed`.
 
     Returns:
         The fastest configuration.
@@ -214,4 +206,4 @@ def tune_patch_embed_images(
         out_dtype=name_of(out_dtype),
     )
     problem = dataclasses.replace(problem, table_rows=table_rows(table, problem.positions))
-    return search.tune(PATCH_EMBED_IMAGES, problem, device, candidates, rounds)
+    return search.tune(PATCH_EMBED_IMAGES, problem, candidates)

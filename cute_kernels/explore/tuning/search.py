@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import random
 import statistics
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +32,9 @@ RUN_MS = 5.0
 
 MAX_ERROR = 0.01
 """Norm of the difference between the results of two plans over that of the first, where something is wrong."""
+
+ROUNDS = 5
+"""Timed runs of each candidate, of which the median counts."""
 
 _MAX_LAUNCHES = 64
 
@@ -66,74 +68,50 @@ def check_dtypes(**dtypes: torch.dtype) -> None:
             raise TypeError(f"{name} is {type(value).__name__}: must be torch.dtype")
 
 
-@contextlib.contextmanager
-def device_at_hand(name: str, device: torch.device | int | str | None) -> Iterator[tuned.Device]:
-    """Makes a CUDA device the current one.
-
-    Args:
-        name: of the function that wants to time there, for messages.
-        device: the current one when None.
+def device_at_hand(name: str) -> tuned.Device:
+    """The current CUDA device, for the function ``name`` that times kernels there.
 
     Raises:
-        ValueError: another kind of device.
         NotImplementedError: there is no CUDA device, or none that has a kernel.
     """
-    place = torch.device("cuda" if device is None else device)
-    if place.type != "cuda":
-        raise ValueError(f"device = {str(device)!r}: must be a CUDA device")
     if not torch.cuda.is_available():
         raise NotImplementedError(f"{name} times kernels on a CUDA device, and there is none")
-    choose_backend(place, "auto")
-    index = torch.cuda.current_device() if place.index is None else place.index
-    with torch.cuda.device(index):
-        yield kind_of(index)
+    choose_backend(torch.device("cuda"), "auto")
+    return kind_of(torch.cuda.current_device())
 
 
-def fastest(
-    operation: Operation, problem: Any, device: tuned.Device, candidates: int, rounds: int
-) -> tuple[Plan, float]:
-    """The fastest plan of a problem on the current device, and its milliseconds.
+def fastest(operation: Operation, problem: Any, device: tuned.Device, candidates: int) -> tuple[Plan, float]:
+    """The fastest plan of a problem on ``device``, the current one, and its milliseconds.
 
-    Args:
-        operation, problem: what to tune.
-        device: the current one.
-        candidates: how many are timed, the most promising first.
-        rounds: timed runs of each, of which the median counts.
+    ``candidates`` are timed, the most promising first.
     """
     plans = candidate_plans(problem, device.arch, sm_count=device.sm_count)[:candidates]
     inputs = input_sets(operation, problem)
     timers = timers_of(operation, plans, inputs)
-    times = interleaved(timers, rounds)
+    times = interleaved(timers, ROUNDS)
     best = min(times, key=times.__getitem__)
     timers = {best: timers[best]} | timers_of(operation, operation.variants(best), inputs)
-    times = interleaved(timers, rounds)
+    times = interleaved(timers, ROUNDS)
     best = min(times, key=times.__getitem__)
     return best, times[best]
 
 
-def tune(
-    operation: Operation, problem: Any, device: torch.device | int | str | None, candidates: int, rounds: int
-) -> Any:
+def tune(operation: Operation, problem: Any, candidates: int) -> Any:
     """Finds the fastest configuration of a problem and remembers it.
 
     From then on it is what calls without a configuration get, here and in later processes.
 
-    Args:
-        operation, problem: what to tune.
-        device: CUDA device; the current one when None.
-        candidates, rounds: as for `fastest`.
-
     Raises:
-        ValueError: sizes or types that no kernel takes, another kind of device, a number below 1.
+        ValueError: sizes or types that no kernel takes, a number below 1.
         TypeError: a number that is no integer.
         NotImplementedError: there is no CUDA device, or none that has a kernel.
     """
-    check_counts(candidates=candidates, rounds=rounds)
+    check_counts(candidates=candidates)
     make_plan(problem)  # refuses sizes and types before a device is asked for
-    with device_at_hand(f"tune_{operation.name}", device) as kind:
-        best, milliseconds = fastest(operation, problem, kind, candidates, rounds)
+    device = device_at_hand(f"tune_{operation.name}")
+    best, milliseconds = fastest(operation, problem, device, candidates)
     try:
-        tuned.store(problem, kind, best.config, 1e3 * milliseconds)
+        tuned.store(problem, device, best.config, 1e3 * milliseconds)
     except OSError as reason:
         warnings.warn(f"only this process remembers the configuration: {reason}", RuntimeWarning, stacklevel=3)
     operation.repeated.clear()  # a call is planned anew: another configuration has become the default

@@ -78,8 +78,8 @@ class Candidate:
     ) -> tuple[torch.Tensor, str]:
         """Result of the kernel in the emulator, with the reference's exact sums, and a remark on that."""
         prepared = self.operation.prepare(self.arguments, plan)
-        options = emulated.emulator.Options(seed=seed, trace=trace, arithmetic="exact")
-        report = emulated.launch(prepared.plan, prepared.operands, options, progress)
+        options = emulated.emulator.Options(seed=seed, trace=trace, arithmetic="exact", progress=progress)
+        report = emulated.launch(prepared.plan, prepared.operands, options)
         done = f"{report.warp_instructions:,} warp instructions of {report.clusters} clusters in {report.seconds:.1f} s"
         if len(plan.launches) > 1:
             done += f" (by the last of {len(plan.launches)} kernels)"

@@ -7,7 +7,6 @@ recorder takes the place of the CUDA runtime, and the recorded launch executes t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from cute_kernels import emulator
 from cute_kernels.common import interrupts
@@ -22,7 +21,6 @@ def launch(
     plan: Plan,
     operands: Operands,
     options: emulator.Options | None = None,
-    progress: Callable[[int, int], None] | None = None,
     *,
     artifact: Artifact | None = None,
     repeat: int = 1,
@@ -33,7 +31,6 @@ def launch(
         plan, operands: as for `cute_kernels.operations.runtime.gpu.launch`; CPU tensors.
         options: seed, completion order and detectors, otherwise those of `cute_kernels.emulator.default_options`; names
             of warp roles and barriers are filled in from the plan.
-        progress: called with (clusters done, clusters).
         artifact: another kernel for the last launch, e.g. one with an instruction taken out; compiled from the plan
             when None.
         repeat: launches, each behind the one before it; from the second on, accesses that griddepcontrol.wait does not
@@ -53,13 +50,12 @@ def launch(
     *others, last = plan.launches
     with interrupts.deferred():  # from the first argument to the last result: machine code calls Python in between
         for kernel in others:
-            _launch(kernel, operands.of(kernel), options, progress, None, 1)
-        return _launch(last, operands.of(last), options, progress, artifact, repeat)
+            _launch(kernel, operands.of(kernel), options, None, 1)
+        return _launch(last, operands.of(last), options, artifact, repeat)
 
 
 def _launch(
-    plan: Plan, operands: Operands, options: emulator.Options | None, progress: Callable[[int, int], None] | None,
-    artifact: Artifact | None, repeat: int
+    plan: Plan, operands: Operands, options: emulator.Options | None, artifact: Artifact | None, repeat: int
 ) -> emulator.Report:
     """One kernel, as `launch` says."""
     artifact = artifact or compile_plan(plan, emulated=True)
@@ -74,9 +70,7 @@ def _launch(
     options = dataclasses.replace(options or emulator.current_options(), roles=plan.roles, barriers=barriers)
     try:
         for _ in range(repeat):
-            report = programs.host.execute_operation(
-                launch, memory, options, programmatic=captured.programmatic, progress=progress
-            )
+            report = programs.host.execute_operation(launch, memory, options, programmatic=captured.programmatic)
     except emulator.EmulatorError as error:
         error.attach(artifact.ptx, captured)
         raise

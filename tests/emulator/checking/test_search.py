@@ -27,7 +27,7 @@ def test_random_schedules_are_tried_and_reduced(monkeypatch: pytest.MonkeyPatch)
         assert run_program(EXITS, ["normal"], session, pytest.fail) == 0
     tried: list[Schedule] = []
 
-    def run(self: object, options: Options, *, overlap: bool, progress: object) -> object:
+    def run(self: object, options: Options, *, overlap: bool) -> object:
         if options.completion == "random" and options.interleave == "starve" and options.seed % 4 == 3:
             raise Hang("it hangs")
         if options.interleave == "starve" and options.seed > 3:

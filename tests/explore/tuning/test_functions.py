@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
 import unittest.mock
@@ -67,7 +66,6 @@ def device(root, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: H200.name)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     return times
 
 
@@ -262,8 +260,6 @@ def test_a_timer_keeps_what_its_graph_reads_alive(monkeypatch):
         ({"dtype": "bfloat16"}, TypeError, "dtype is str"),
         ({"out_dtype": 3}, TypeError, "out_dtype is int"),
         ({"candidates": 0}, ValueError, "candidates = 0: must be at least 1"),
-        ({"rounds": 2.5}, TypeError, "rounds is float"),
-        ({"device": "cpu"}, ValueError, "device = 'cpu': must be a CUDA device"),
     ],
 )
 def test_refusals_come_before_anything_is_timed(device, monkeypatch, arguments, error, message):
@@ -281,8 +277,7 @@ def test_refusals_come_before_anything_is_timed(device, monkeypatch, arguments, 
         ({"dtype": torch.float32}, ValueError, "dtype = torch.float32: must be one of torch.float8_e4m3fn"),
         ({"dtype": "int8"}, TypeError, "dtype is str"),
         ({"table": "index_of"}, ValueError, "table = 'index_of': must be one of 'positions', 'index', 'bias', 'none'"),
-        ({"rounds": 0}, ValueError, "rounds = 0: must be at least 1"),
-        ({"device": "cpu"}, ValueError, "device = 'cpu': must be a CUDA device"),
+        ({"candidates": 2.5}, TypeError, "candidates is float"),
     ],
 )
 def test_refusals_of_rows_come_before_anything_is_timed(device, monkeypatch, arguments, error, message):

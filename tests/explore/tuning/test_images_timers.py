@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import types
@@ -118,7 +117,7 @@ def test_a_timer_keeps_its_tensors_alive(without_gpu: None, monkeypatch: pytest.
 def test_a_sweep_has_the_times_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for the other operations: of the configurations for the device at hand."""
     device = types.SimpleNamespace(arch="sm_90a", sm_count=132)
-    monkeypatch.setattr(search, "device_at_hand", lambda name, device_: contextlib.nullcontext(device))
+    monkeypatch.setattr(search, "device_at_hand", lambda name: device)
     monkeypatch.setattr(
         search, "timers_of",
         lambda operation, plans, inputs: {plan: lambda plan=plan: plan.config.stages / 8 for plan in plans},

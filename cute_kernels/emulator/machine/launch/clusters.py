@@ -138,7 +138,7 @@ def _shared_mappings() -> Sequence[tuple[int, int]] | None:
     return found
 
 
-def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
+def at_once(launch: Launch, progress: Progress) -> list[ClusterWork]:
     """Executes the clusters that have not started in ``Options.processes`` processes.
 
     Args:
@@ -171,8 +171,7 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
                     maps[number] = message
                     continue
                 position, works[position] = message
-                if progress is not None:
-                    progress(len(works), clusters)
+                progress(len(works), clusters)
             _check_apart(launch, accesses)
             _check_maps(accesses, maps)
             _copy_results(processes, accesses)

@@ -89,7 +89,6 @@ def run(
     args: Sequence[object] | None = None,
     memory: GlobalMemory | None = None,
     options: Options | None = None,
-    progress: Callable[[int, int], None] | None = None,
     programmatic: bool = False,
     cooperative: bool = False,
 ) -> Report:
@@ -107,8 +106,6 @@ def run(
         args: instead of ``params``, one Python value per kernel parameter: `arguments.pack_arguments` says which.
         memory: what global memory the launch may touch, besides tensors and arrays in ``args``.
         options: schedule and detectors.
-        progress: called with (clusters done, clusters to run), first with 0; with ``options.processes`` again with 0
-            where clusters that have been executed turn out to depend on each other.
         programmatic: launched with programmatic stream serialisation, behind the launch that ran last with the same
             ``memory``: what is not ordered after griddepcontrol.wait races with what that launch did.
         cooperative: a cooperative launch: the chip has to hold all clusters at once, and the grid has a barrier.
@@ -128,8 +125,6 @@ def run(
     require_type("options", options, (Options, type(None)), "an Options or None")
     require_type("programmatic", programmatic, bool, "a bool")
     require_type("cooperative", cooperative, bool, "a bool")
-    if progress is not None and not callable(progress):
-        raise TypeError(f"progress is a {type(progress).__name__}: must be a function of two ints or None")
     options = options or Options()
     execution = Execution(ptx, kernel, extents("block", block), options)
     memory = memory if memory is not None else GlobalMemory()
@@ -141,7 +136,7 @@ def run(
     launch.watch(programmatic=programmatic)
     launch.prepare(ptx, cooperative=cooperative)
     work, start = _Work(launch), time.perf_counter()
-    processes, one_process = _execute(launch, work, progress)
+    processes, one_process = _execute(launch, work)
     return work.report(time.perf_counter() - start, processes, one_process)
 
 
@@ -197,16 +192,16 @@ class _Work:
         return judge(launch.execution.flow, self.counters.of_blocks(), self.places, whole)
 
 
-def _execute(launch: Launch, work: _Work, progress: Callable[[int, int], None] | None) -> tuple[int, str]:
+def _execute(launch: Launch, work: _Work) -> tuple[int, str]:
     """Executes all clusters; by how many processes, and why by one, as in `Report`."""
-    tell = progress or (lambda done, of: None)
+    tell = launch.options.progress or (lambda done, of: None)
     allowed, clusters, processes = launch.options.processes, len(launch.waiting), 1
     tell(0, clusters)
     one_process = known_dependence(launch) if allowed > 1 else ""
     with interrupts.deferred():
         if allowed > 1 and not one_process:
             try:
-                for done in at_once(launch, progress):
+                for done in at_once(launch, tell):
                     work.add(done)
                 processes = min(allowed, clusters)
             except Dependent as dependent:

@@ -175,7 +175,6 @@ _GOOD = {"ptx": PTX, "kernel": "k", "grid": 1, "block": 1, "params": bytes(256)}
         ),
         ("memory", 5, TypeError, "memory is a int: must be a GlobalMemory or None"),
         ("options", {}, TypeError, "options is a dict: must be an Options or None"),
-        ("progress", 5, TypeError, "progress is a int: must be a function of two ints or None"),
         ("programmatic", 1, TypeError, "programmatic is a int: must be a bool"),
         ("programmatic", np.True_, TypeError, "programmatic is a numpy.bool_?: must be a bool"),
     ],
@@ -187,8 +186,8 @@ def test_arguments_of_another_type_are_named(name: str, value: object, error: ty
         raise _Runs
 
     with pytest.raises(_Runs):
-        run(**_GOOD, progress=started)
-    given = {**_GOOD, "progress": started, name: value}
+        run(**_GOOD, options=Options(progress=started))
+    given = {**_GOOD, "options": Options(progress=started), name: value}
     if name == "args":
         del given["params"]
     with pytest.raises(error, match=message):
@@ -196,7 +195,7 @@ def test_arguments_of_another_type_are_named(name: str, value: object, error: ty
 
 
 @pytest.mark.parametrize(
-    "given", [{"roles": "abc"}, {"roles": (1,)}, {"clusters": 5}, {"clusters": ("a",)}, {"trace": 5}]
+    "given", [{"roles": "abc"}, {"roles": (1,)}, {"clusters": 5}, {"clusters": ("a",)}, {"trace": 5}, {"progress": 5}]
 )
 def test_options_of_another_type_are_named(given: dict) -> None:
     (name,) = given

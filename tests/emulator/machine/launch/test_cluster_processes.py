@@ -119,7 +119,7 @@ def test_a_caller_that_gives_up_leaves_no_process_and_no_result():
     body = f"@!%p2 {STORE} HERE: add.u32 %r9, %r9, 1; setp.lt.u32 %p5, %r9, 300000000; @%p5 bra HERE; ret;"
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        outcome(body, Options(processes=2), np.zeros(CTAS * 32, np.uint32), out=out, progress=give_up)
+        outcome(body, Options(processes=2, progress=give_up), np.zeros(CTAS * 32, np.uint32), out=out)
     assert time.monotonic() - began < 60
     assert not out.any()
 
@@ -128,7 +128,7 @@ def test_progress_begins_again_where_clusters_turn_out_to_be_dependent():
     calls: list[int] = []
     body = "st.relaxed.gpu.global.b32 [%d0+64], %r2; ret;"
     values = np.zeros(CTAS * 32, np.uint32)
-    outcome(body, Options(processes=2), values, progress=lambda done, total: calls.append(done))
+    outcome(body, Options(processes=2, progress=lambda done, total: calls.append(done)), values)
     assert calls == [*range(CTAS + 1), *range(CTAS + 1)]
 
 

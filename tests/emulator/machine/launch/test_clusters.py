@@ -107,11 +107,9 @@ def test_processes_are_no_more_than_clusters():
 
 def test_chosen_clusters_in_their_order_and_progress_counts_them():
     calls: list[tuple[int, int]] = []
-    options = Options(clusters=(5, 0, 3), processes=2)
+    options = Options(clusters=(5, 0, 3), processes=2, progress=lambda done, total: calls.append((done, total)))
     values = np.full(CTAS * 32, 7, np.uint32)
-    content, report = outcome(
-        "st.global.b32 [%d1], %r2; ret;", options, values, progress=lambda done, total: calls.append((done, total))
-    )
+    content, report = outcome("st.global.b32 [%d1], %r2; ret;", options, values)
     assert np.frombuffer(content, np.uint32)[::32].tolist() == [0, 7, 7, 3, 7, 5]
     assert report.clusters == 3 and report.processes == 2
     assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]

@@ -49,8 +49,7 @@ def test_only_the_chosen_clusters_run_and_progress_counts_them():
         out,
         grid=(8, 1, 1),
         cluster=(2, 1, 1),
-        options=Options(clusters=(3, 0)),
-        progress=lambda done, total: calls.append((done, total)),
+        options=Options(clusters=(3, 0), progress=lambda done, total: calls.append((done, total))),
     )
     assert out[:, 0].tolist() == [0, 1, 7, 7, 7, 7, 6, 7]
     assert calls == [(0, 2), (1, 2), (2, 2)]
@@ -208,7 +207,6 @@ from cute_kernels.emulator import Options, run
 from cute_kernels.testing.ptx import module
 
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30,) * 2)
-options = Options(processes=int(PROCESSES))
 done = []
 
 def progress(count, of):
@@ -217,7 +215,8 @@ def progress(count, of):
         signal.raise_signal(signal.SIGINT)
 
 try:
-    run(module("ret;", parameters=0), grid=GRID, block=1, options=options, progress=progress)
+    options = Options(processes=int(PROCESSES), progress=progress)
+    run(module("ret;", parameters=0), grid=GRID, block=1, options=options)
 except KeyboardInterrupt:
     print(done[0], done[-1][0] < 200)
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -374,8 +376,8 @@ def test_a_running_cluster_takes_over_those_that_wait(options: Options):
     out = np.zeros((3, 8, 32), np.uint32)
     calls = []
     text = module("mov.b32 %r10, dynamic;" + TAKE_OVER)
-    shape = {"grid": (8, 3, 1), "cluster": (2, 1, 1), "options": options}
-    report = launch(text, out, 0, progress=lambda done, total: calls.append((done, total)), **shape)
+    how = dataclasses.replace(options, progress=lambda done, total: calls.append((done, total)))
+    report = launch(text, out, 0, grid=(8, 3, 1), cluster=(2, 1, 1), options=how)
     assert calls[0] == (0, 12) and calls[-1] == (12, 12)
     taken = out[:, ::2, 0].reshape(-1)
     assert (out == np.repeat(taken.reshape(3, 4), 2, axis=1)[:, :, None]).all()
