@@ -5,8 +5,8 @@
     python -m bench.experiments_page --pairs                prints the counts that each experiment changes
 
 The text is in experiments_page.md beside this file. Its tables are in experiments_page.json: ``notes``, copied from the
-notes with a column about this package; ``counted``, tables that other benches print; ``pairs``, counts that differ
-between the configurations of `bench.experiments`; ``last``, all counts of the notes' last state.
+notes with a column about this package; ``pairs``, counts that differ between the configurations of
+`bench.experiments`; ``last``, all counts of the notes' last state.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import counters, experiments, gemm_counters
+from bench import experiments
 
 DATA = Path(__file__).with_suffix(".json")
 TEXT = Path(__file__).with_suffix(".md")
@@ -27,12 +27,6 @@ PAGE = DATA.parents[1] / "docs" / "experiments.md"
 
 Table = dict[str, Any]
 """``columns`` and ``rows`` of cells, both as text."""
-
-COUNTED: dict[str, Callable[[], str]] = {
-    "design": counters.design,
-    "gemm_tiles": gemm_counters.table,
-}
-"""What counts a table anew, as Markdown that may have more rows and columns."""
 
 
 def load() -> dict[str, Any]:
@@ -42,7 +36,7 @@ def load() -> dict[str, Any]:
 
 def render(data: Mapping[str, Any]) -> str:
     """The page."""
-    tables = {**data["notes"], **data["counted"]}
+    tables = dict(data["notes"])
     tables["phases"] = with_counts(tables["phases"], data["last"])
     texts = {name: markdown(table) for name, table in tables.items()}
     text = TEXT.read_text()
@@ -60,12 +54,6 @@ def markdown(table: Table) -> str:
     return "\n".join([first, "|---" * len(table["columns"]) + "|", *others])
 
 
-def parse(text: str) -> Table:
-    """The table of `markdown`; a bar between backticks is part of its cell."""
-    lines = [[cell.strip() for cell in re.findall(r"((?:`[^`]*`|[^|`])*)\|", line[1:])] for line in text.splitlines()]
-    return {"columns": lines[0], "rows": lines[2:]}
-
-
 def with_counts(phases: Table, counts: Mapping[str, float]) -> Table:
     """Names of counts in braces become their numbers."""
     numbers = {name: f"{value:,g}" for name, value in counts.items()}
@@ -74,31 +62,11 @@ def with_counts(phases: Table, counts: Mapping[str, float]) -> Table:
 
 
 def recount(data: dict[str, Any], name: str) -> None:
-    """Counts one part of the data anew, in place.
-
-    Raises:
-        ValueError: a row or a column of the page is not counted any more.
-    """
+    """Counts one part of the data anew, in place."""
     if name == "pairs":
         data["pairs"] = {experiment.name: experiments.changes(experiment) for experiment in experiments.EXPERIMENTS}
-    elif name == "last":
-        data["last"] = dict(experiments.counts(experiments.LAST))
     else:
-        data["counted"][name] = kept(data["counted"][name], parse(COUNTED[name]()))
-
-
-def kept(shown: Table, counted: Table) -> Table:
-    """The rows and columns of one table out of another one."""
-    rows = {row[0]: row for row in counted["rows"]}
-    keyed = len(rows) == len(counted["rows"])
-    missing = [column for column in shown["columns"] if column not in counted["columns"]]
-    missing += [row[0] for row in shown["rows"] if row[0] not in rows]
-    if missing:
-        raise ValueError(f"nothing counts {', '.join(missing)}")
-    if not keyed:  # rows that share their first cell: all of them, as they come
-        return counted
-    places = [counted["columns"].index(column) for column in shown["columns"]]
-    return {"columns": shown["columns"], "rows": [[rows[row[0]][i] for i in places] for row in shown["rows"]]}
+        data["last"] = dict(experiments.counts(experiments.LAST))
 
 
 def write(data: Mapping[str, Any]) -> None:
@@ -116,8 +84,8 @@ def _on_one_line(items: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", nargs="+", default=[], choices=("pairs", "last", *COUNTED), metavar="PART",
-                        help=f"of pairs, last, {', '.join(COUNTED)}")  # fmt: skip
+    parser.add_argument("--count", nargs="+", default=[], choices=("pairs", "last"), metavar="PART",
+                        help="of pairs, last")  # fmt: skip
     parser.add_argument("--pairs", action="store_true", help="print the counts that each experiment changes")
     options = parser.parse_args(argv)
     data = load()

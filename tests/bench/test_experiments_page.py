@@ -12,7 +12,7 @@ from bench import experiments_page as page
 from tests.nightly import nightly
 
 DATA = page.load()
-TABLES = {**DATA["notes"], **DATA["counted"]}
+TABLES = DATA["notes"]
 
 
 def test_the_page_is_generated() -> None:
@@ -34,7 +34,6 @@ def test_data_are_written_as_they_are_kept(tmp_path, monkeypatch) -> None:
 def test_tables_are_whole(name: str) -> None:
     table = TABLES[name]
     assert {len(row) for row in table["rows"]} == {len(table["columns"])}
-    assert page.parse(page.markdown(table)) == table
 
 
 def test_every_experiment_of_the_notes_is_there() -> None:
@@ -60,18 +59,6 @@ def test_a_table_without_a_place_is_an_error() -> None:
     data["notes"]["other"] = data["notes"]["steps"]
     with pytest.raises(ValueError, match="has no place for other"):
         page.render(data)
-
-
-def test_a_part_is_counted_anew(monkeypatch) -> None:
-    """Of what a bench prints, the rows and columns that the page has; what is missing is named."""
-    data = {"counted": {"design": {"columns": ["name", "b"], "rows": [["x", "1"]]}}}
-    text = "| name | a | b |\n|---|---|---|\n| w | 5 | 6 |\n| x | 7 | 8 |"
-    monkeypatch.setitem(page.COUNTED, "design", lambda: text)
-    page.recount(data, "design")
-    assert data["counted"]["design"] == {"columns": ["name", "b"], "rows": [["x", "8"]]}
-    monkeypatch.setitem(page.COUNTED, "design", lambda: text.replace("| x |", "| y |").replace("| b |", "| c |"))
-    with pytest.raises(ValueError, match="nothing counts b, x"):
-        page.recount(data, "design")
 
 
 @nightly

@@ -1,4 +1,4 @@
-"""Outcomes of all programs, counted from the record, as tables in docs/emulator/programs.md."""
+"""Outcomes of all programs, counted from the record, as a table in docs/emulator/programs.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.public_programs.cases import Case, cases
 from tests.public_programs.clones import CLONES
-from tests.public_programs.outcome import Outcome, record
+from tests.public_programs.outcome import record
 
 PAGE = Path(__file__).parents[2] / "docs" / "emulator" / "programs.md"
 
@@ -19,32 +19,22 @@ BEGIN, END = "<!-- outcomes: written by `python -m tests.public_programs --page`
 
 
 def render() -> str:
-    """The page with the tables as the record has them."""
+    """The page with the table as the record has them."""
     before, rest = PAGE.read_text().split(BEGIN)
     return f"{before}{BEGIN}\n{outcomes()}\n{END}{rest.partition(END)[2]}"
 
 
 def outcomes() -> str:
-    """Two tables: runs of each suite by verdict, and by kind of report."""
+    """Runs of each suite by verdict."""
     suites: list[tuple[str, Iterable[Case]]] = [("packages", cases())]
     suites += [(clone.origin, clone.cases()) for clone in CLONES]
     known = record()
     lines = [_row("suite", "runs", *VERDICTS), "|---" * (len(VERDICTS) + 2) + "|"]
-    kinds: dict[str, Counter[str]] = {}
     for title, suite in suites:
         found = [known[case.name] for case in suite]
         verdicts = Counter(outcome.verdict for outcome in found)
         lines.append(_row(title, len(found), *(verdicts[verdict] for verdict in VERDICTS)))
-        kinds[title] = Counter(kind for outcome in found for kind in kinds_of(outcome))
-    lines += ["", _row("kind of report", *kinds), "|---" * (len(kinds) + 1) + "|"]
-    for kind in sorted(set().union(*kinds.values())):
-        lines.append(_row(f"`{kind}`", *(counts[kind] or "" for counts in kinds.values())))
     return "\n".join(lines) + "\n"
-
-
-def kinds_of(outcome: Outcome) -> set[str]:
-    """The kinds of the reports; none of a refusal."""
-    return set() if outcome.verdict == "refused" else {report.partition(" at ")[0] for report in outcome.reports}
 
 
 def _row(*cells: object) -> str:
