@@ -36,12 +36,13 @@ def run(options: argparse.Namespace) -> int:
         ValueError: a model without a patch embedding that this package replaces, or without a processor.
     """
     extras.require("demo", "the command bench", ("matplotlib", "PIL", "numpy") if options.images else None)
-    from cute_kernels.commands import bench_model  # imports torch
+    import cute_kernels.explore.model_bench as model_bench  # torch
 
     print(f"{options.model}, {options.batch} images")
-    report = bench_model.measured(bench_model.load(options), options)
+    model = model_bench.load(options.model, options.images, options.batch, pretrained=options.pretrained)
+    report = model_bench.measured(model, options.dtype, options.rounds)
     print("\n".join(report.lines()))
     with files.writing(options.output):
-        bench_model.draw(report).savefig(options.output)
+        model_bench.draw(report).savefig(options.output)
     print(f"wrote {options.output}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from cute_kernels.commands.kernel_options import OPERATIONS, add_planned, plan_of_side
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
+from cute_kernels.explore import comparison
 
 _HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared
 (also where launches write the same bits, but did not have the same inputs), 3 a kernel is at fault, 4 the emulator does
@@ -60,71 +60,15 @@ def run(options: argparse.Namespace) -> int:
     if programs[0] != programs[1]:
         raise ValueError(f"{options.a} and {options.b}: one is a program and one is a configuration")
     failed: list[str] = []
-    memories = [_of_program(side, options, failed) for side in sides] if programs[0] else _of_plans(sides, options)
-    if any(isinstance(each, int) for each in memories):
-        return next(each for each in memories if isinstance(each, int) and each)
-    both = min(map(len, memories)) if failed else None
-    a, b = (each[:both] for each in memories)
-    for side in failed:
-        print(f"{side} failed, after its launches: {len(a)} of A and of B are compared")
-    difference = sameness.first_difference(a, b, prefix=options.prefix)
-    how = f"{len(a)} launches" if len(a) == len(b) else f"the last of {len(a)} launches and of {len(b)}"
-    inputs = sameness.different_inputs(a, b) if difference is None else difference.inputs
-    same = difference is None and not inputs
-    if difference is not None:
-        print(f"different: {difference}")
+    if programs[0]:
+        found = [sameness.memory_of_program(side, options.arch or DEFAULT_ARCH, failed) for side in sides]
+        if statuses := [each for each in found if isinstance(each, int)]:
+            return statuses[0]
     else:
-        print(f"same: {how}, bit by bit" if same else f"not comparable: {sameness.OTHER_INPUTS}: {inputs}")
+        found = comparison.written_by_plans(*(plan_of_side(options, side) for side in sides))
+    answer = sameness.compared(*found, prefix=options.prefix, failed=failed)
+    print("\n".join(answer.lines()))
     if options.json is not None:
-        facts = dataclasses.asdict(difference) if difference is not None else None
-        if facts is not None:
-            facts |= {"a": difference.a.hex(), "b": difference.b.hex()}
-        answer = {"a": options.a, "b": options.b, "same": same, "launches": [len(a), len(b)]}
-        answer |= {"inputs": inputs, "failed": failed}
-        files.write_text(options.json, json.dumps({**answer, "first_difference": facts}, indent=1) + "\n")
-    return 0 if same else 1 if difference is not None else 2
-
-
-def _of_program(side: str, options: argparse.Namespace, failures: list[str]) -> list | int:
-    """Memory around the launches of a program, or the status of a kernel's fault; adds a program that failed itself."""
-    import cute_kernels.emulator.checking.sameness as sameness
-    import cute_kernels.emulator.machine.launch.schedule as schedule
-    import cute_kernels.emulator.programs.capturing as capturing
-    import cute_kernels.emulator.programs.program_run as program_run
-    import cute_kernels.emulator.reports.reporter as reports
-
-    script, *arguments = shlex.split(side)
-    files.check_program(script)
-    log, reporter = sameness.MemoryLog(), reports.Reporter()
-    with capturing.capture(options.arch or DEFAULT_ARCH, recorder=log) as session:
-        try:
-            failed = lambda error, *notes: reporter.report(schedule.Schedule(), error, *notes)  # noqa: E731
-            status = program_run.run_program(script, arguments, session, failed)
-        except SystemExit as end:
-            status = 0 if end.code in (None, 0) else 1
-    if status not in (0, 1):
-        return status
-    if not log.launches:
-        raise ValueError(f"{side} launched no kernel" + " before it failed" * status)
-    failures += [side] * status
-    return log.launches
-
-
-def _of_plans(sides: Sequence[str], options: argparse.Namespace) -> list[list]:
-    """Arrays that configurations write on random operands, which are the same for equal problems; no workspaces."""
-    import torch
-
-    import cute_kernels.emulator.checking.sameness as sameness
-    import cute_kernels.operations.examples as examples
-    import cute_kernels.operations.runtime.emulated as emulated
-
-    plans = [plan_of_side(options, side) for side in sides]
-    written: list[dict[str, torch.Tensor]] = []
-    for plan in plans:
-        operands = examples.random_operands(plan)
-        emulated.launch(plan, operands)
-        names = {name for part in plan.launches for name in operands.written(part)}
-        written.append({name: tensor for name, tensor in operands.tensors().items() if name in names})
-    both = tuple(name for name in written[0] if name in written[1])
-    bits = [tuple(each[name].contiguous().view(torch.uint8).flatten().numpy() for name in both) for each in written]
-    return [[sameness.LaunchMemory(plan.operation, (), after, both)] for plan, after in zip(plans, bits)]
+        document = {"a": options.a, "b": options.b, **answer.facts()}
+        files.write_text(options.json, json.dumps(document, indent=1) + "\n")
+    return answer.status

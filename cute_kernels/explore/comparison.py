@@ -5,10 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cute_kernels.common import extras
 from cute_kernels.explore import plan_facts, profiles
 from cute_kernels.plan import Plan, predict
+
+if TYPE_CHECKING:
+    import torch
+
+    from cute_kernels.emulator.checking.sameness import LaunchMemory
 
 MOST_EMULATED = 64
 """Tiles of a problem that is executed in the emulator without being asked for."""
@@ -165,3 +171,28 @@ def _aligned(rows: Sequence[Row]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def written_by_plans(first: Plan, second: Plan) -> tuple[list[LaunchMemory], list[LaunchMemory]]:
+    """Arrays that two plans write on random operands, which are the same for equal problems; no workspaces.
+
+    Raises:
+        MissingExtra: the emulator is not installed.
+    """
+    extras.require("emulator", "the command same")
+    import torch
+
+    import cute_kernels.emulator.checking.sameness as sameness
+    import cute_kernels.operations.examples as examples
+    import cute_kernels.operations.runtime.emulated as emulated
+
+    written: list[dict[str, torch.Tensor]] = []
+    for plan in (first, second):
+        operands = examples.random_operands(plan)
+        emulated.launch(plan, operands)
+        names = {name for part in plan.launches for name in operands.written(part)}
+        written.append({name: tensor for name, tensor in operands.tensors().items() if name in names})
+    both = tuple(name for name in written[0] if name in written[1])
+    bits = [tuple(each[name].contiguous().view(torch.uint8).flatten().numpy() for name in both) for each in written]
+    a, b = ([sameness.LaunchMemory(plan.operation, (), after, both)] for plan, after in zip((first, second), bits))
+    return a, b

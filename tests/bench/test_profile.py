@@ -9,7 +9,8 @@ import pytest
 
 from bench import profile
 from cute_kernels.commands import cli
-from cute_kernels.commands import profile as command
+from cute_kernels.commands.kernel_options import plan_of
+from cute_kernels.explore.profiling.report import device_for
 from cute_kernels.plan.base import with_profile
 
 
@@ -18,8 +19,8 @@ from cute_kernels.plan.base import with_profile
 def test_every_case_has_a_plan_with_stamps(name: str, arch: str, tmp_path: Path) -> None:
     (arguments,) = profile.commands(tmp_path / "x", [name], ("--device", "emulator", "--arch", arch)).values()
     options = cli._parser().parse_args(arguments)
-    plan, device = command._plan_and_device(options)
-    assert (device, plan.arch.name) == ("emulator", arch)
+    plan = plan_of(options)
+    assert (device_for(plan, options.device, None, options.stamps), plan.arch.name) == ("emulator", arch)
     # What a warp writes of a tile is at most 40 stamps, with which no tile of a large problem is lost.
     tiles = -(-plan.tiles * getattr(plan, "feature_groups", 1) // plan.clusters)
     assert with_profile(plan, options.stamps).profile >= 40 * tiles

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cute_kernels.common import files
 from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.programs.capturing import capture
+from cute_kernels.emulator.programs.program_run import run_program
+from cute_kernels.emulator.reports.reporter import Reporter
 from cute_kernels.emulator.reports.sources import short_name
 
 OTHER_INPUTS = "not the same inputs, or memory that nobody has written"
@@ -68,6 +74,31 @@ class MemoryLog:
         return tuple(self._memory.view(*each).copy() for each in self._regions)
 
 
+def memory_of_program(side: str, arch: str, failures: list[str]) -> list[LaunchMemory] | int:
+    """Memory around the launches of a program, ``side`` of a command line, or the exit status of a kernel's fault.
+
+    A program that fails by itself is added to ``failures``; its launches before that count.
+
+    Raises:
+        ValueError: it launches nothing; OSError: there is no such program.
+    """
+    script, *arguments = shlex.split(side)
+    files.check_program(script)
+    log, reporter = MemoryLog(), Reporter()
+    with capture(arch, recorder=log) as session:
+        try:
+            failed = lambda error, *notes: reporter.report(Schedule(), error, *notes)  # noqa: E731
+            status = run_program(script, arguments, session, failed)
+        except SystemExit as end:
+            status = 0 if end.code in (None, 0) else 1
+    if status not in (0, 1):
+        return status
+    if not log.launches:
+        raise ValueError(f"{side} launched no kernel" + " before it failed" * status)
+    failures += [side] * status
+    return log.launches
+
+
 @dataclass(frozen=True)
 class Difference:
     """The first bytes that differ.
@@ -99,6 +130,57 @@ class Difference:
             f"{self.a.hex(' ')}, B {self.b.hex(' ')}"
         )
         return f"{text}\n{OTHER_INPUTS}: {self.inputs}" if self.inputs else text
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether two runs leave the same bits.
+
+    Attributes:
+        launches: numbers of launches that are compared, of A and of B.
+        difference: the first one.
+        inputs: where there is none, inputs that differ, in words.
+        failed: programs that failed by themselves, behind the launches that are compared.
+    """
+
+    launches: tuple[int, int]
+    difference: Difference | None
+    inputs: str
+    failed: tuple[str, ...]
+
+    @property
+    def status(self) -> int:
+        """Exit status of the command: 0 the same, 1 they differ, 2 not comparable."""
+        return 1 if self.difference is not None else 2 if self.inputs else 0
+
+    def lines(self) -> list[str]:
+        """The answer for people."""
+        a, b = self.launches
+        lines = [f"{side} failed, after its launches: {a} of A and of B are compared" for side in self.failed]
+        if self.difference is not None:
+            return [*lines, f"different: {self.difference}"]
+        how = f"{a} launches" if a == b else f"the last of {a} launches and of {b}"
+        return [*lines, f"not comparable: {OTHER_INPUTS}: {self.inputs}" if self.inputs else f"same: {how}, bit by bit"]
+
+    def facts(self) -> dict[str, Any]:
+        """The answer for JSON."""
+        first = dataclasses.asdict(self.difference) if self.difference is not None else None
+        if first is not None:
+            first |= {"a": self.difference.a.hex(), "b": self.difference.b.hex()}
+        facts = {"same": self.status == 0, "launches": list(self.launches), "inputs": self.inputs}
+        return {**facts, "failed": list(self.failed), "first_difference": first}
+
+
+def compared(
+    a: Sequence[LaunchMemory], b: Sequence[LaunchMemory], *, prefix: bool = False, failed: Sequence[str] = ()
+) -> Answer:
+    """Compares two runs as `first_difference` does; with programs that ``failed`` as far as both went."""
+    if failed:
+        both = min(len(a), len(b))
+        a, b = a[:both], b[:both]
+    difference = first_difference(a, b, prefix=prefix)
+    inputs = different_inputs(a, b) if difference is None else difference.inputs
+    return Answer((len(a), len(b)), difference, inputs, tuple(failed))
 
 
 def first_difference(

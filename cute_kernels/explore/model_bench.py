@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,18 +117,24 @@ class Report:
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-def load(options: argparse.Namespace) -> Model:
-    """The model of the command line, on the CPU.
+def load(name: str, files: Sequence[Path], batch: int, *, pretrained: bool = False) -> Model:
+    """A model on the CPU, with photographs.
+
+    Args:
+        name: a directory of transformers with its processor, or a name of timm.
+        files: photographs, each as often as the batch takes; scikit-image's where there are none.
+        batch: images.
+        pretrained: a timm name's weights.
 
     Raises:
         ModuleNotFoundError: no library for it.
         ValueError: a directory without a processor.
     """
-    images = _photographs(options.images, options.batch)
-    return _of_transformers(options, images) if Path(options.model).is_dir() else _of_timm(options, images)
+    images = _photographs(files, batch)
+    return _of_transformers(name, images) if Path(name).is_dir() else _of_timm(name, images, pretrained)
 
 
-def _photographs(files: list[Path], batch: int) -> list[Image.Image]:
+def _photographs(files: Sequence[Path], batch: int) -> list[Image.Image]:
     """Images for a batch, each as often as it takes."""
     if files:
         found = [Image.open(file).convert("RGB") for file in files]
@@ -139,14 +144,14 @@ def _photographs(files: list[Path], batch: int) -> list[Image.Image]:
     return list(itertools.islice(itertools.cycle(found), batch))
 
 
-def _of_transformers(options: argparse.Namespace, images: list[Image.Image]) -> Model:
+def _of_transformers(name: str, images: list[Image.Image]) -> Model:
     library = importlib.import_module("transformers")
-    model = library.AutoModel.from_pretrained(options.model, dtype=torch.float32).eval()
+    model = library.AutoModel.from_pretrained(name, dtype=torch.float32).eval()
     tower = getattr(model, "vision_model", model)
     try:
-        processor = library.AutoImageProcessor.from_pretrained(options.model)
+        processor = library.AutoImageProcessor.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model {options.model!r} has no image processor beside it: {error}") from error
+        raise ValueError(f"model {name!r} has no image processor beside it: {error}") from error
 
     def processed(**keywords: bool) -> Inputs:
         return dict(processor(images=images, return_tensors="pt", **keywords))
@@ -156,7 +161,7 @@ def _of_transformers(options: argparse.Namespace, images: list[Image.Image]) -> 
             return tower(**inputs).last_hidden_state
         except TypeError as error:
             given = f"with what its processor makes ({', '.join(inputs)}): {error}"
-            message = f"model {options.model!r}: {type(tower).__name__} cannot be called {given}"
+            message = f"model {name!r}: {type(tower).__name__} cannot be called {given}"
             raise ValueError(message) from error
 
     return Model(
@@ -168,16 +173,16 @@ def _of_transformers(options: argparse.Namespace, images: list[Image.Image]) -> 
     )
 
 
-def _of_timm(options: argparse.Namespace, images: list[Image.Image]) -> Model:
+def _of_timm(name: str, images: list[Image.Image], pretrained: bool) -> Model:
     try:
         library = importlib.import_module("timm")
     except ModuleNotFoundError as error:
-        message = f"model {options.model!r} is no directory, and as a name it needs timm: pip install timm"
+        message = f"model {name!r} is no directory, and as a name it needs timm: pip install timm"
         raise ModuleNotFoundError(message) from error
     try:
-        tower = library.create_model(options.model, pretrained=options.pretrained, num_classes=0).eval()
+        tower = library.create_model(name, pretrained=pretrained, num_classes=0).eval()
     except RuntimeError as error:  # a name that timm does not know
-        raise ValueError(f"model {options.model!r}: {error}") from error
+        raise ValueError(f"model {name!r}: {error}") from error
     config = library.data.resolve_model_data_config(tower)
     height, width = config["input_size"][1:]
     arrays = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)) for image in images]
@@ -196,19 +201,19 @@ def _of_timm(options: argparse.Namespace, images: list[Image.Image]) -> Model:
 
 
 @torch.no_grad()
-def measured(model: Model, options: argparse.Namespace) -> Report:
-    """Errors of all precisions, and on a GPU their times.
+def measured(model: Model, dtype_name: str, rounds: int) -> Report:
+    """Errors of all precisions against the library in a type, ``"bf16"`` say, and on a GPU times of so many rounds.
 
     Raises:
         ValueError: a model without a patch embedding that this package replaces.
     """
-    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", _DTYPES[options.dtype]
+    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", _DTYPES[dtype_name]
     report = Report(torch.cuda.get_device_name() if device == "cuda" else "CPU")
     path = _first_converted(model.convert(copy.deepcopy(model.tower), "bf16"))
     exact = _Run(model, copy.deepcopy(model.tower).to(device), path, model.normalised, torch.float32)
     expected = exact.layer_result, exact.result
     del exact
-    for name in (f"library in {options.dtype}", *_PRECISIONS):
+    for name in (f"library in {dtype_name}", *_PRECISIONS):
         row = Row(name)
         report.rows.append(row)
         tower = copy.deepcopy(model.tower).to(device, dtype)
@@ -226,7 +231,7 @@ def measured(model: Model, options: argparse.Namespace) -> Report:
         row.tower, row.cosine = _agreement(run.result, expected[1])
         if device == "cuda":
             timers = {"layer": _timer(run.layer), "tower": _timer(run.tower)}
-            times = search.interleaved(timers, options.rounds)
+            times = search.interleaved(timers, rounds)
             row.layer_ms, row.tower_ms = times["layer"], times["tower"]
     return report
 
