@@ -1,14 +1,13 @@
-"""Two configurations of a kernel, or two profiles of Nsight Compute, side by side."""
+"""Two configurations of a kernel side by side."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cute_kernels.common import extras
-from cute_kernels.explore import plan_facts, profiles
+from cute_kernels.explore import plan_facts
 from cute_kernels.plan import Plan, predict
 
 if TYPE_CHECKING:
@@ -81,41 +80,6 @@ def _without_rows(facts: Callable[[Plan], plan_facts.Facts], plan: Plan) -> str:
     return "the model does not see what differs" if facts(plan) else "no model knows this kernel"
 
 
-def compare_profiles(first: Path, second: Path, *, everything: bool, percent: float) -> tuple[Sections, Notes]:
-    """The comparison of two profiles: kernels of one name, or if each has one kernel, these two.
-
-    Args:
-        first, second: as `profiles.read_profile` reads them.
-        everything: metrics that changed less, too.
-        percent: the least change of a metric that is shown.
-
-    Raises:
-        ValueError: no kernel is in both, or a file is no profile.
-    """
-    a, b = profiles.read_profile(first), profiles.read_profile(second)
-    pairs = [(name, name) for name in a if name in b]
-    if not pairs and len(a) == len(b) == 1:
-        pairs = [(*a, *b)]
-    if not pairs:
-        raise ValueError(f"{first} has {', '.join(a)}; {second} has {', '.join(b)}: no kernel is in both")
-    sections: Sections = {}
-    notes: Notes = {}
-    for one, other in pairs:
-        title = one if one == other else f"{one} and {other}"
-        sections[title] = table(a[one], b[other], everything=everything, threshold=percent / 100)
-        if not sections[title]:
-            notes[title] = [f"no metric changed by {percent:g}% or more"]
-    alone = [
-        f"{name} ({path.name})"
-        for path, own, pair in ((first, a, b), (second, b, a))
-        for name in own
-        if not any(name in names for names in pairs) and name not in pair
-    ]
-    if alone:
-        notes[""] = [f"in one of the two only: {', '.join(alone)}"]
-    return sections, notes
-
-
 def lines_of(sections: Sections, notes: Notes, names: tuple[str, str]) -> list[str]:
     """The tables, with their notes, for people; ``names`` of the two sides."""
     lines = list(notes.get("", ()))
@@ -131,13 +95,12 @@ def records(sections: Sections, names: tuple[str, str]) -> list[dict[str, str]]:
     return [dict(zip(keys, (title, *row))) for title, rows in sections.items() for row in rows]
 
 
-def table(a: plan_facts.Facts, b: plan_facts.Facts, *, everything: bool, threshold: float = 0.0) -> list[Row]:
+def table(a: plan_facts.Facts, b: plan_facts.Facts, *, everything: bool) -> list[Row]:
     """Rows of what differs, or of everything: name, both values, and the relative change of numbers.
 
     Args:
         a, b: values by name.
-        everything: equal ones and small changes, too.
-        threshold: the least relative change of a number that is shown.
+        everything: equal ones, too.
     """
     rows = []
     for name in dict.fromkeys((*a, *b)):
@@ -146,12 +109,7 @@ def table(a: plan_facts.Facts, b: plan_facts.Facts, *, everything: bool, thresho
         change = ""
         differs = one != other
         if len(numbers) == 2 and differs:
-            if one:
-                relative = (other - one) / abs(one)
-                differs = abs(relative) >= threshold
-                change = f"{relative:+.1%}"
-            else:
-                change = "from 0"
+            change = f"{(other - one) / abs(one):+.1%}" if one else "from 0"
         if differs or everything:
             rows.append((name, _text(one), _text(other), change))
     return rows

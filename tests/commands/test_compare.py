@@ -1,10 +1,9 @@
-"""`cute-kernels compare`: two configurations of a kernel, two profiles of Nsight Compute."""
+"""`cute-kernels compare`: two configurations of a kernel."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -79,21 +78,12 @@ def test_the_kernel_stands_in_front_and_two_designs_are_named(capsys, monkeypatc
     [
         (("default", "stages=99"), "stages = 99: must be legal"),
         (("default", "stage=3"), "stage"),
-        (("default", "profile.csv"), "one is a profile and one is a configuration"),
         (("default", "default", "--set", "stages=3"), "--set belongs to commands with one configuration"),
-        (("absent.csv", "absent.csv"), "absent.csv"),
     ],
 )
 def test_what_cannot_be_compared(arguments, message, capsys):
     assert main(["compare", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["-1", "nan", "many"])
-def test_thresholds_are_percent(text, capsys):
-    with pytest.raises(SystemExit):
-        main(["compare", "default", "default", "--threshold", text])
-    assert "is not a number of percent" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -119,68 +109,3 @@ def test_random_operands_are_those_of_the_plan(problem):
                 assert str(tensor.dtype).removeprefix("torch.") == operand.dtype.replace("tfloat32", "float32")
                 if not operand.written and operand.name not in plan.scratch:
                     assert torch.equal(tensor.view(torch.uint8), getattr(second, operand.name).view(torch.uint8))
-
-
-# --- profiles --------------------------------------------------------------------------------------------------------
-
-WIDE = """==PROF== Connected to process 1
-"ID","Process ID","Kernel Name","sm__cycles.avg","l1tex__data.sum","launch__grid_size"
-"","","","cycle","",""
-"0","1","gemm(Params)","{cycles}","{wavefronts}","148"
-"1","1","gemm(Params)","100","5","148"
-"2","1","copy(int)","7","n/a","1"
-"""
-LONG = """"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"
-"0","gemm(Params)","Speed","Duration","us","{duration}",""
-"0","gemm(Params)","Speed","DRAM","%","27",""
-"0","gemm(Params)","Speed","","","","Bottleneck"
-"""
-
-
-def test_two_profiles(tmp_path: Path, capsys):
-    """1,554 against 22,279,698 wavefronts and 4% fewer cycles: below the threshold unless it is lowered."""
-    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
-    a.write_text(WIDE.format(cycles="1,000", wavefronts="1,554"))
-    b.write_text(WIDE.format(cycles="960", wavefronts="22,279,698").replace("copy", "other"))
-    assert main(["compare", str(a), str(b)]) == 0
-    text = capsys.readouterr().out
-    lines = text.splitlines()
-    assert rows_of(text)["l1tex__data.sum"] == ["1,554", "22,279,698", "+1433600.0%"] and "sm__cycles" not in text
-    assert lines[0] == "in one of the two only: copy (a.csv), other (b.csv)"
-    assert "gemm" in lines and "gemm #2" in lines
-    assert "  no metric changed by 5% or more" in lines
-    assert main(["compare", str(a), str(b), "--threshold", "4"]) == 0
-    assert rows_of(capsys.readouterr().out)["sm__cycles.avg [cycle]"] == ["1,000", "960", "-4.0%"]
-
-
-def test_profiles_with_a_row_per_metric(tmp_path: Path, capsys):
-    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
-    a.write_text(LONG.format(duration="700"))
-    b.write_text(LONG.format(duration="633").replace("gemm", "staged"))
-    assert main(["compare", str(a), str(b)]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("gemm and staged\n") and "DRAM" not in text
-    assert rows_of(text)["Duration [us]"] == ["700", "633", "-9.6%"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "no table of Nsight Compute"),
-        ('"ID","Metric Name"\n"0","x"\n', "no column Kernel Name"),
-        ('"ID","Kernel Name","x__y"\n', "no kernel in the table"),
-    ],
-)
-def test_files_that_are_no_profiles(tmp_path: Path, content, message, capsys):
-    path = tmp_path / "a.csv"
-    path.write_text(content)
-    assert main(["compare", str(path), str(path)]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_profiles_without_a_kernel_in_common(tmp_path: Path, capsys):
-    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
-    a.write_text(WIDE.format(cycles="1", wavefronts="1"))
-    b.write_text(LONG.format(duration="1").replace("gemm", "other"))
-    assert main(["compare", str(a), str(b)]) == 2
-    assert "no kernel is in both" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from cute_kernels.commands import cli
 from tests.emulator.checking.planted import EXAMPLE, planted
 
-AGENTS = Path(__file__).parents[2] / "docs" / "agents.md"
 COMMANDS = ("emulate", "check", "mutate", "sweep", "explore")
 
 
@@ -21,25 +19,6 @@ def run(*arguments: str) -> int:
         return cli.main(arguments)
     except SystemExit as end:
         return end.code
-
-
-def options_of(command: str) -> set[str]:
-    (commands,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
-    actions = commands.choices[command]._actions
-    return {option for action in actions for option in action.option_strings if option.startswith("--")}
-
-
-def test_the_table_of_options() -> None:
-    """Each row of docs/agents.md has the options that the commands of its marks have, and no other command has."""
-    table = re.findall(r"^\| (`--.*?)" + r" \| (yes|no)" * len(COMMANDS) + r" \|$", AGENTS.read_text(), re.MULTILINE)
-    assert len(table) > 8
-    known = {command: options_of(command) for command in COMMANDS}
-    listed = set()
-    for names, *marks in table:
-        for option in re.findall(r"--[\w-]+", names):
-            assert [option in known[command] for command in COMMANDS] == [mark == "yes" for mark in marks], option
-            listed.add(option)
-    assert (known["emulate"] | known["check"] | known["mutate"]) - listed == {"--help"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
