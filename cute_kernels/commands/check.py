@@ -12,6 +12,7 @@ from cute_kernels.commands import emulate as command
 from cute_kernels.commands import workers
 from cute_kernels.common import files
 from cute_kernels.common.progress import ProgressLine
+from cute_kernels.emulator import errors
 from cute_kernels.emulator.checking import outcomes
 from cute_kernels.emulator.checking.search import Budget, Search, Tally
 from cute_kernels.emulator.machine.launch.schedule import Schedule
@@ -26,7 +27,7 @@ EXIT_STATUSES = command.exit_statuses(
     {
         0: "every schedule that was tried is in order",
         2: "arguments that cannot be used, a program without launches",
-        program_run.FAULT: "a kernel is at fault under some schedule, or its result depends on the schedule",
+        errors.FAULT: "a kernel is at fault under some schedule, or its result depends on the schedule",
     }
 )
 
@@ -116,7 +117,7 @@ def reporting(options: argparse.Namespace, name: str, run: Run) -> int:
     """
     workers.check_workers(options)
     reporter = command.make_reporter(options)
-    with command.writing_reports(options, reporter, name) as outcome:
+    with reporter.writing(command.outcome_of(options, name)) as outcome:
         how = command.run_options(options)
         going = command.make_going_on(options, functools.partial(reporter.report, Schedule()))
         recorder = record(options, how | {"going_on": going}, reporter)
@@ -124,7 +125,8 @@ def reporting(options: argparse.Namespace, name: str, run: Run) -> int:
             outcome.status = recorder
         else:
             outcome.launches = outcomes.launches_of(recorder)
-            command.note_suppressed(outcome, going)
+            if going is not None:
+                going.note_suppressed(outcome)
             how["going_on"] = going.known() if going is not None else None
             outcome.status = run(options, recorder, how, reporter, outcome)
     return outcome.status
@@ -161,9 +163,9 @@ def _check(
         "certified": tally.certified,
     }
     if finding is None:
-        return program_run.FAULT if reporter.faults else 0
+        return errors.FAULT if reporter.faults else 0
     outcomes.report(finding, reporter)
-    return program_run.REFUSED if finding.refused else program_run.FAULT
+    return errors.REFUSED if finding.refused else errors.FAULT
 
 
 def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter) -> Recorder | int:

@@ -6,8 +6,6 @@ import argparse
 import dataclasses
 import importlib
 import io
-import itertools
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -28,11 +26,9 @@ from cute_kernels.commands.kernel_options import (
 )
 from cute_kernels.common import extras, files
 from cute_kernels.dsl import compiling, kernel_cache
-from cute_kernels.models.siglip.models import ARCHITECTURES
+from cute_kernels.explore import plan_facts
 from cute_kernels.operations import compile
 from cute_kernels.operations.runtime import environment, tuned
-from cute_kernels.plan import predict
-from cute_kernels.plan.config_codec import spell
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,12 +120,6 @@ def _parser(names: Sequence[str] = tuple(OPERATIONS)) -> argparse.ArgumentParser
     return parser
 
 
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 2**63 - 1")
-    return int(text)
-
-
 _DEMO_KERNELS = {"int8": "patch-embed-images", "fp8": "patch-embed", "bf16": "patch-embed-images"}
 """Kernel of each precision of the demo."""
 
@@ -148,21 +138,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
     parser.add_argument("--model", type=Path, metavar="DIR", help="local Hugging Face SigLIP or SigLIP2 checkpoint")
     parser.add_argument(
-        "--architecture",
-        default="base-p16",
-        choices=ARCHITECTURES,
-        help="shape of the seeded weights used without --model (default: %(default)s)",
-    )
-    parser.add_argument(
         "--image-size", type=count, default=224, help="whole patches, for seeded weights (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=_seed, default=0, help="of weights and schedule (default: %(default)s)")
-    parser.add_argument(
-        "--backend",
-        choices=("auto", "emulator"),
-        default="auto",
-        help="auto: a GPU of compute capability 10.0 for sm_100a, or of 9.0 for sm_90a and int8, otherwise the "
-        "emulator (default: %(default)s)",
     )
     parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument(
@@ -186,8 +162,8 @@ def _demo(options: argparse.Namespace) -> int:
 
     from cute_kernels.models.siglip import demo  # imports torch
 
-    if options.model is not None and (options.architecture, options.image_size) != ("base-p16", 224):
-        raise ValueError("--architecture and --image-size belong to seeded weights; --model brings its own")
+    if options.model is not None and options.image_size != 224:
+        raise ValueError("--image-size belongs to seeded weights; --model brings its own")
     precisions = tuple(dict.fromkeys(options.precision))
     for name, value in (("--set", options.settings), ("--trace", options.trace)):
         if value and len(precisions) > 1:
@@ -196,10 +172,7 @@ def _demo(options: argparse.Namespace) -> int:
     choices = demo.DemoOptions(
         images=options.images,
         model=options.model,
-        architecture=options.architecture,
         image_size=options.image_size,
-        seed=options.seed,
-        backend=options.backend,
         arch=arch_of(options, kernel),
         precisions=precisions,
         config=config_of(options, kernel, demo.SMALLEST[precisions[0]]),
@@ -232,16 +205,7 @@ def _add_plan(commands: argparse._SubParsersAction, names: Sequence[str]) -> Non
 
 def _plan(options: argparse.Namespace) -> int:
     tables.check(options)
-    plan = plan_of(options, options.sm_count)
-    config = ", ".join(f"{name}={spell(value)}" for name, value in dataclasses.asdict(plan.config).items())
-    single = len(plan.launches) == 1
-    grids = [
-        ("grid, cluster" if single else f"{part.operation}: grid, cluster", f"{part.grid}, {part.cluster}")
-        for part in plan.launches
-    ]
-    rows = [("runs", plan.runs), *plan.describe(), *grids, ("config", config)]
-    if (prediction := predict(plan)) is not None:
-        rows += [("time", str(prediction)), ("", prediction.caveat)]
+    rows = plan_facts.described(plan_of(options, options.sm_count))
     width = max(len(name) for name, _ in rows)
     records = [{"name": name, "value": value} for name, value in rows]
     tables.show(options, records, [f"{name:{width}}  {value}" for name, value in rows])
@@ -278,19 +242,8 @@ def _ptx(options: argparse.Namespace) -> int:
 
     output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
     files.check_output(output)
-    plan = plan_of(options)
-    outputs = [output]
-    if len(plan.launches) > 1:
-        outputs = [output.with_stem(f"{output.stem}-{number + 1}") for number in range(len(plan.launches))]
-    paths = [(path, path.with_name(path.name + ".json")) for path in outputs]
-    for path in itertools.chain(*paths):
-        files.check_output(path)
-    for part, (ptx_path, facts_path) in zip(plan.launches, paths, strict=True):
-        artifact = compile.compile_plan(part)
-        facts = launch_facts.launch_facts(part, artifact)
-        files.write_text(ptx_path, artifact.ptx)
-        files.write_text(facts_path, json.dumps(facts, indent=2) + "\n")
-        files.show(f"{ptx_path}\n{facts_path}")
+    for written in launch_facts.write(plan_of(options), output):
+        files.show(str(written))
     return 0
 
 
@@ -381,11 +334,5 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     tables.check(options)
     findings = environment.diagnose(environment.inspect_environment())
-    width = max(len(finding.subject) for finding in findings)
-    lines = []
-    for finding in findings:
-        lines.append(f"{finding.status:5}  {finding.subject:{width}}  {finding.text}")
-        if finding.remedy:
-            lines.append(f"{'':5}  {'':{width}}  -> {finding.remedy}")
-    tables.show(options, [dataclasses.asdict(finding) for finding in findings], lines)
+    tables.show(options, [dataclasses.asdict(finding) for finding in findings], environment.lines_of(findings))
     return 1 if any(finding.status == "wrong" for finding in findings) else 0

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
-from cute_kernels.common.files import NotWritten, check_output, check_program, complain, from_here, marked, show
-from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.common.files import check_output, check_program, from_here, marked, show
+from cute_kernels.emulator.errors import FAULT, REFUSED, EmulatorError, exit_status
 from cute_kernels.emulator.machine.launch import schedule
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
 from cute_kernels.emulator.programs import ptx_files
 from cute_kernels.emulator.programs.capturing import EmulatedLaunch, Session, capture
-from cute_kernels.emulator.programs.program_run import FAULT, REFUSED, exit_status, run_program
+from cute_kernels.emulator.programs.program_run import run_program
 from cute_kernels.emulator.reports import going_on, source_profile
-from cute_kernels.emulator.reports.document import Outcome, launch_facts
+from cute_kernels.emulator.reports.document import Outcome
 from cute_kernels.emulator.reports.reporter import Reporter
-from cute_kernels.emulator.reports.sources import short_name
 
 _STATUSES = "Exit status: what the program passes to sys.exit, unchanged; else\n"
 
@@ -276,11 +274,13 @@ def emulate(options: argparse.Namespace) -> int:
     how = chosen.options(
         counters=options.counters or profiled, trace=options.trace, processes=options.processes, **facts
     )
-    report = None if options.quiet else functools.partial(_print, options.counters, options.certificate)
-    new_byte = 255 if options.fill_new else 0
-    more = {"overlap": chosen.overlap, "roles": dict(options.roles), "new_byte": new_byte}
-    session = capture(options.arch, how, report, options.keep_ptx, **more)
-    with session as session, writing_reports(options, reporter, "emulate") as outcome:
+
+    def report(launch: EmulatedLaunch) -> None:
+        show("\n".join(launch.lines(counters=options.counters, certificate=options.certificate)))
+
+    more = {"overlap": chosen.overlap, "roles": dict(options.roles), "new_byte": 255 if options.fill_new else 0}
+    session = capture(options.arch, how, None if options.quiet else report, options.keep_ptx, **more)
+    with session as session, reporter.writing(outcome_of(options, "emulate")) as outcome:
         outcome.arguments = replay_words(options, chosen)
         outcome.seed, outcome.schedule = chosen.seed, chosen.arguments()
         try:
@@ -288,9 +288,13 @@ def emulate(options: argparse.Namespace) -> int:
             if reporter.faults and outcome.status in (0, 1):  # what the program makes of it comes second
                 outcome.status = FAULT
         finally:
-            outcome.launches = launches_of(session)
-            note_suppressed(outcome, going)
-            _print_end(options, session)
+            outcome.launches = session.facts()
+            if going is not None:
+                going.note_suppressed(outcome)
+            for trace in filter(Path.is_file, session.traces):
+                show(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev")
+            if not options.quiet:
+                show(session.total())
             if profiled:
                 _write_profile(options, session, reporter)
     return outcome.status
@@ -382,50 +386,9 @@ def make_reporter(parsed: argparse.Namespace) -> Reporter:
     return made
 
 
-@contextlib.contextmanager
-def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -> Iterator[Outcome]:
-    """The block is the command ``name``: it completes the outcome, which is written with all reports in the end.
-
-    Raises:
-        SystemExit: the program's own, which counts as the status.
-    """
-    outcome = Outcome(name, replay_words(parsed, Schedule(), name), parsed.script, parsed.arch)
-    try:
-        yield outcome
-    except SystemExit as end:
-        outcome.status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        raise
-    except NotWritten as error:  # a fault that was found before it counts for more
-        outcome.status = FAULT if reporter.faults else 2
-        complain(f"cute-kernels: error: {error}")
-    except BaseException as error:
-        outcome.status = 2 if isinstance(error, (ValueError, OSError)) else 1
-        raise
-    finally:
-        try:
-            reporter.write_files(outcome)
-        except OSError as error:
-            if not outcome.status:
-                raise
-            complain(f"cute-kernels: error: {error}")  # the status says what happened before
-
-
-def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:
-    """Says what was left out, in the outcome and in a line."""
-    if going is not None and going.suppressed:
-        outcome.suppressed = dict(going.suppressed)
-        text = ", ".join(f"{count} by {name}" for name, count in going.suppressed.items())
-        complain(f"suppressed reports: {text}")
-
-
-def launches_of(session: Session) -> list[dict[str, object]]:
-    """Facts of all launches of a session, in order."""
-    done = [(each.number, each.launch, each.report) for each in session.launches]
-    failed = [(each.launch_number, each.launch, None) for each in session.failures if each.launch is not None]
-    return [
-        launch_facts(number, short_name(launch.ptx, launch.kernel_name), launch, report)
-        for number, launch, report in sorted(done + failed, key=lambda each: each[0])
-    ]
+def outcome_of(parsed: argparse.Namespace, name: str) -> Outcome:
+    """The outcome of the command ``name`` as far as it is known in the beginning."""
+    return Outcome(name, replay_words(parsed, Schedule(), name), parsed.script, parsed.arch)
 
 
 def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "emulate") -> list[str]:
@@ -436,36 +399,13 @@ def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "em
     return [*words, parsed.script, *parsed.arguments]
 
 
-def _print_end(options: argparse.Namespace, session: Session) -> None:
-    for trace in session.traces:
-        if trace.is_file():
-            show(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev")
-    if not options.quiet:
-        number, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
-        text = f"emulated: {number} launch{'' if number == 1 else 'es'}"
-        if session.failures:
-            failed = ", ".join(error.launch_name() for error in session.failures)
-            show(f"{text} complete in {total:.1f} s; {failed} failed")
-        else:
-            show(f"{text} in {total:.1f} s")
-
-
 def _write_profile(options: argparse.Namespace, session: Session, reporter: Reporter) -> None:
-    launches = [(each.launch.ptx, each.launch.kernel_name, each.report.units) for each in session.launches]
-    found = source_profile.profiles((ptx, kernel, units) for ptx, kernel, units in launches if units is not None)
+    found = source_profile.profiles(
+        (each.launch.ptx, each.launch.kernel_name, each.report.units) for each in session.launches if each.report.units
+    )
     if options.profile:
         for each in found:
             show(f"\n{each.text(marked)}")
     if options.profile_json is not None:
         document = {"columns": source_profile.COLUMNS, "kernels": [each.document() for each in found]}
         reporter.others.append((options.profile_json, lambda: json.dumps(document, indent=1) + "\n"))
-
-
-def _print(counters: bool, certificate: bool, launch: EmulatedLaunch) -> None:
-    show(f"emulated: {launch.summary()}")
-    if certificate:
-        found = launch.report.certificate
-        lines = ["no certificate; the launch ran without detectors"] if found is None else found.lines()
-        show("\n  ".join(lines))
-    if counters and launch.report.units is not None:
-        show(launch.report.units.describe())

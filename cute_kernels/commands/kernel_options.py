@@ -22,7 +22,7 @@ OPERATIONS: dict[str, Planner] = {name.replace("_", "-"): planner for name, plan
 def count(text: str) -> int:
     """A positive integer, as argparse's ``type``."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a positive integer")
     return int(text)
 
 
@@ -90,7 +90,7 @@ def arch_of(options: argparse.Namespace, name: str) -> str:
     """
     arch = options.arch or _default_arch(name)
     if arch not in OPERATIONS[name].kernels:
-        raise ValueError(f"--arch {arch}: allowed for {name}: {', '.join(OPERATIONS[name].kernels)}")
+        raise ValueError(f"--arch {arch}: must be one of {', '.join(OPERATIONS[name].kernels)} for {name}")
     return arch
 
 
@@ -137,7 +137,7 @@ def _check_fields(arch: str, kernels: Sequence[Kernel], settings: Sequence[str])
             near = difflib.get_close_matches(name, sorted(known), n=1) if separator else []
             meant = f"did you mean {near[0]}? " if near else ""
             all_fields = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in fields.items())
-            raise ValueError(f"setting {setting}: {meant}expected FIELD=VALUE; fields for {arch}, {all_fields}")
+            raise ValueError(f"setting {setting}: {meant}must be FIELD=VALUE; fields for {arch}, {all_fields}")
 
 
 def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
@@ -235,7 +235,7 @@ def plan_of_side(options: argparse.Namespace, side: str) -> Plan:
         ValueError: as `plan_of`; settings for both sides.
     """
     if options.settings:
-        raise ValueError("--set belongs to commands with one configuration; allowed here: FIELD=VALUE,.. for A and B")
+        raise ValueError("--set belongs to commands with one configuration: A and B must be FIELD=VALUE,.. or default")
     own = argparse.Namespace(**{**vars(options), "settings": [] if side == "default" else side.split(",")})
     return plan_of(own, options.sm_count)
 

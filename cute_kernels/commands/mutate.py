@@ -14,13 +14,13 @@ from cute_kernels.commands import emulate as command
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.common import files
 from cute_kernels.common.progress import ProgressLine
+from cute_kernels.emulator import errors
 from cute_kernels.emulator.checking import outcomes
 from cute_kernels.emulator.checking.mutation import campaign
 from cute_kernels.emulator.checking.mutation.campaign import Kernel
 from cute_kernels.emulator.checking.mutation.judge import Verdict
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch.schedule import Schedule
-from cute_kernels.emulator.programs import program_run
 from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.emulator.reports.document import Outcome
 from cute_kernels.emulator.reports.reporter import Reporter
@@ -32,7 +32,7 @@ EXIT_STATUSES = command.exit_statuses(
     {
         0: "all mutants were judged",
         2: "arguments that cannot be used, a program without such a kernel",
-        program_run.FAULT: "an unchanged kernel is at fault",
+        errors.FAULT: "an unchanged kernel is at fault",
         BELOW: "the score is below --fail-under",
     }
 )
@@ -78,7 +78,7 @@ def percentage(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage from 0 to 100")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a percentage from 0 to 100")
     return value
 
 
@@ -115,7 +115,7 @@ def _mutate(
                 # Under one of six schedules, which need not be one that options of `emulate` describe.
                 reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
                 reporter.report(Schedule(), error, "the kernel is unchanged")
-                return program_run.exit_status(error)
+                return errors.exit_status(error)
             for line in outcomes.kernel_lines(kernel, found, options.quiet):
                 files.show(line)
             reporter.diagnostics += [outcomes.survivor(kernel, each) for each in found if each.survived]

@@ -67,7 +67,7 @@ def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
     if options.settings:
         raise ValueError("--set is for this package's kernels; a program gets --arguments")
     import cute_kernels.emulator as emulator
-    import cute_kernels.emulator.programs.program_run as program_run
+    import cute_kernels.emulator.errors as errors
 
     files.check_program(options.kernel)
     arguments, how = shlex.split(options.arguments), emulator.Options(detectors=False)
@@ -77,7 +77,7 @@ def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
         reason = f"{error.launch_name()} failed in the emulator: {str(error).splitlines()[0]}"
     if reason is not None:
         print(f"cute-kernels: {reason}", file=sys.stderr)
-    status = min(map(program_run.exit_status, session.failures), default=int(reason is not None))
+    status = min(map(errors.exit_status, session.failures), default=int(reason is not None))
     modules = {launch.ptx: launch.machine_code for launch in launches if launch.machine_code}
     return [each for ptx, code in modules.items() for each in _read(code, ptx)], status
 

@@ -256,8 +256,8 @@ def check_address(address: str) -> tuple[str, str]:
     scheme, _, place = address.partition("://")
     host, _, port = place.rpartition(":")
     if scheme not in SCHEMES or not host or not port.isdecimal():
-        expected = " or ".join(f"{name}://HOST:PORT" for name in SCHEMES)
-        raise ValueError(f"executor {address!r}: expected {expected}")
+        legal = " or ".join(f"{name}://HOST:PORT" for name in SCHEMES)
+        raise ValueError(f"executor = {address!r}: must be {legal}")
     extras.require(scheme, f"an executor {scheme}://")
     return scheme, place
 

@@ -56,7 +56,7 @@ def require(versions: tuple[str, ...] = KERNEL_VERSIONS) -> None:
     found = getattr(cutlass, "__version__", "of unknown version")
     if found not in (*versions, os.environ.get(UNTESTED)):
         raise UnsupportedVersion(
-            f"CuTe DSL ({DISTRIBUTION}) {found} is installed; allowed are the tested versions "
+            f"CuTe DSL ({DISTRIBUTION}) {found} is installed: must be one of the tested versions "
             f"{', '.join(versions)}: {install}"
         )
     for name in _PARTS:

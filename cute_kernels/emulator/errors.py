@@ -184,6 +184,15 @@ def raising(error: EmulatorError) -> None:
     raise error
 
 
+FAULT, REFUSED = 3, 4
+"""Exit statuses of commands beside 0, a program's own ones, and argparse's 2."""
+
+
+def exit_status(error: EmulatorError) -> int:
+    """Exit status of a command that ends with an error of the emulator."""
+    return REFUSED if isinstance(error, UnsupportedPTX) else FAULT
+
+
 def attaching(
     going_on: Callable[[EmulatorError], bool] | None, launch: CapturedLaunch, number: int, ptx: str | None = None
 ) -> Callable[[EmulatorError], bool] | None:

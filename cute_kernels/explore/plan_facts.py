@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from cute_kernels.explore.sass.listing import kernels
 from cute_kernels.operations import compile
 from cute_kernels.plan import Plan, predict
+from cute_kernels.plan.config_codec import spell
 from cute_kernels.plan.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -21,6 +23,20 @@ Facts = Mapping[str, "float | str"]
 def planned(plan: Plan) -> Facts:
     """The rows of `Plan.describe` and the grid."""
     return {**dict(plan.describe()), "CTAs": math.prod(plan.grid), "cluster": str(plan.cluster)}
+
+
+def described(plan: Plan) -> list[tuple[str, str]]:
+    """Rows of names and values that say how a plan runs: kernels, memory, grids, configuration and modelled time."""
+    config = ", ".join(f"{name}={spell(value)}" for name, value in dataclasses.asdict(plan.config).items())
+    single = len(plan.launches) == 1
+    grids = [
+        ("grid, cluster" if single else f"{part.operation}: grid, cluster", f"{part.grid}, {part.cluster}")
+        for part in plan.launches
+    ]
+    rows = [("runs", plan.runs), *plan.describe(), *grids, ("config", config)]
+    if (prediction := predict(plan)) is not None:
+        rows += [("time", str(prediction)), ("", prediction.caveat)]
+    return rows
 
 
 def tiles_of(plan: Plan) -> int:

@@ -99,11 +99,11 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
 def _facts(script: str, words: Sequence[str], arch: str) -> dict[str, Any]:
     """Fields of a row, in types that JSON has."""
     import cute_kernels.emulator as emulator
-    import cute_kernels.emulator.programs.program_run as program_run
+    import cute_kernels.emulator.errors as errors
     import cute_kernels.explore.plan_facts as plan_facts
 
     session, reason = emulated(script, words, arch, emulator.Options(counters=True))
-    status = min(map(program_run.exit_status, session.failures), default=0)
+    status = min(map(errors.exit_status, session.failures), default=0)
     if session.failures:  # the kernel's fault, also where the program caught it
         reason = reason_of(session.failures[0])
     if reason is not None:

@@ -147,7 +147,7 @@ def sweep(
     settings = [None if chosen is None else dict(chosen) for chosen in settings]
     for name in dict.fromkeys(itertools.chain(*(chosen or () for chosen in settings))):
         if name not in names:
-            raise TypeError(f"settings have {name!r}, allowed for {kind.__name__}: {', '.join(names)}")
+            raise TypeError(f"settings have {name!r}: must be fields of {kind.__name__}: {', '.join(names)}")
     if measured:
         check_measurable(problem)
     arch = arch or arch_of(bases[0])

@@ -27,7 +27,7 @@ def axes_of(text: str | None) -> tuple[str, str]:
     """
     names = AXES if text is None else tuple(text.split(","))
     if len(names) != 2:
-        raise ValueError(f"--pareto {text}: expected two columns, X,Y")
+        raise ValueError(f"--pareto {text}: must be two columns, X,Y")
     return names
 
 

@@ -163,7 +163,7 @@ class _Gemm(Operation[GemmArguments]):
             given = "a tensor" if isinstance(args.out_scale, torch.Tensor) else args.out_scale
             yield ValueError(f"out_scale = {given} is given: must be with out_dtype {torch.float8_e4m3fn}")
         if b.dim() > a.dim():
-            yield ValueError(f"b has shape {list(b.shape)}, allowed beside a {list(a.shape)}: [N, K]")
+            yield ValueError(f"b has shape {list(b.shape)} beside a {list(a.shape)}: must be [N, K]")
         elif b.dim() == 3 and a.shape[0] != b.shape[0]:
             yield ValueError(f"a has B = {a.shape[0]} and b has B = {b.shape[0]}: they must be equal")
         n, k = b.shape[-2:]

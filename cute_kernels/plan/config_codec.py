@@ -97,7 +97,7 @@ def parse_settings(kind: type[Typed], settings: Iterable[str], where: str) -> An
             near = difflib.get_close_matches(name, kind.types, n=1)
             meant = f"did you mean {near[0]}? " if separator and near else ""
             names = ", ".join(kind.types)
-            raise ValueError(f"setting {setting}: {meant}expected FIELD=VALUE; fields for {where}: {names}")
+            raise ValueError(f"setting {setting}: {meant}must be FIELD=VALUE; fields for {where}: {names}")
         if name in values:
             raise ValueError(f"setting {setting}: {name} is set twice")
         values[name] = _parse(setting, text.strip(), *kind.types[name])
@@ -109,12 +109,12 @@ def _parse(setting: str, text: str, kind: type, is_open: bool) -> Any:
         return None
     if kind is bool:
         if text.lower() not in _BOOLEANS:
-            raise ValueError(f"setting {setting}: expected true or false")
+            raise ValueError(f"setting {setting}: must be true or false")
         return _BOOLEANS[text.lower()]
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"setting {setting}: expected an integer{f' or {OPEN}' * is_open}") from None
+        raise ValueError(f"setting {setting}: must be an integer{f' or {OPEN}' * is_open}") from None
 
 
 def spell(value: object) -> str:

@@ -118,7 +118,7 @@ def checked_plan(
     sides = tuple(size // base.ITEMSIZE[p.in_dtype] for size in COPIED_ROWS)
     base.require("patch", p.patch, sides, f"a row of a patch is {COPIED_ROWS} bytes, in pieces of 16")
     if p.channels_last:
-        base.reject("channels_last", True, "pixels of one channel are copied, which have to be neighbours", False)
+        base.reject("channels_last", True, "copies need neighbouring pixels of one channel", False)
     most = longest_row(p.in_dtype)
     if most is not None and p.k > most:
         base.reject("channels", p.channels, "sums of products of uint8 by int8 leave 32 bits", most // p.patch**2)

@@ -96,7 +96,7 @@ def exact(
     _known(dtype, _EXACT_INTEGERS)
     _check_integer("terms", terms)
     if not 1 <= terms <= 1 << 24:
-        raise ValueError(f"terms {terms}: 1 to {1 << 24} are possible, since FP32 has 24 significant bits")
+        raise ValueError(f"terms = {terms}: must be 1 to {1 << 24}, since FP32 has 24 significant bits")
     _check_layout(shape, stride, written=True)
     _check_integer("seed", seed)
     most = min(_EXACT_INTEGERS[dtype], math.isqrt((1 << 24) // terms))
@@ -138,14 +138,15 @@ def varied(
 
 def _known(dtype: torch.dtype, table: dict[torch.dtype, int]) -> None:
     if dtype not in table:
-        raise TypeError(f"dtype {dtype}; allowed are {', '.join(str(each).removeprefix('torch.') for each in table)}")
+        names = ", ".join(str(each).removeprefix("torch.") for each in table)
+        raise TypeError(f"dtype = {dtype}: must be one of {names}")
 
 
 def _check_integer(name: str, value: object) -> None:
     if not isinstance(value, Integral):
         raise TypeError(f"{name} = {value!r}: must be an int")
     if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{name} {value}: beyond 64 bits")
+        raise ValueError(f"{name} = {value}: must have 64 bits")
 
 
 def _check_layout(shape: object, stride: object, *, written: bool = False) -> None:

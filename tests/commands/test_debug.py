@@ -47,7 +47,7 @@ def test_the_prompt(count: RecordedLaunch) -> None:
     assert lines[10] == "error: command 'nothing': `help` lists what there is"
     assert lines[11] == "error: register '%r99': the kernel has none of this name"
     assert lines[12] == "error: breakpoint 1: there are none"
-    assert lines[13] == "error: 'x' is not a number"
+    assert lines[13] == "error: 'x': must be a number"
     assert lines[14].startswith("error: ")
     assert lines[15] == "the launch has ended after 24 warp instructions"
 

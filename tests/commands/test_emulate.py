@@ -103,7 +103,7 @@ def test_options_before_the_script_are_the_command_s(own: list[str], expected: d
         (["--max", "4", "script.py"], "ambiguous option: --max"),
         (["--unknown", "script.py", "--m"], "unrecognized arguments: --unknown"),
         (["--arch", "sm_75", "script.py"], "invalid choice: 'sm_75'"),
-        (["--processes", "0", "script.py"], "argument --processes: '0' is not a positive integer"),
+        (["--processes", "0", "script.py"], "argument --processes: '0': must be a positive integer"),
     ],
 )
 def test_unusable_options_before_the_script(capsys, arguments: list[str], message: str) -> None:

@@ -191,7 +191,7 @@ def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     folder.mkdir()
     for arguments, message in (
         (["gemm", *export], "--vary is missing: name the tunables of gemm"),
-        (["--vary", "tiles=3", *export], "setting tiles=3: did you mean tile_n? expected FIELD=VALUE"),
+        (["--vary", "tiles=3", *export], "setting tiles=3: did you mean tile_n? must be FIELD=VALUE"),
         (["--arguments=-m", *export], "--arguments are for a program, SCRIPT.py"),
         (["no.py", "--vary", "a=1", *export], "no file no.py"),
         ([str(folder), "--vary", "a=1", *export], f"{folder}: must be the file of a program, and is a directory"),

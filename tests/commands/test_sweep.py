@@ -342,7 +342,7 @@ def test_a_table_without_compilation(
     assert main(["sweep", "--vary", "stages=99", "--no-compile", "--json", "-"]) == 1
     assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [0, 1]
     for wrong, message in (
-        (["--pareto", "shared"], "--pareto shared: expected two columns, X,Y"),
+        (["--pareto", "shared"], "--pareto shared: must be two columns, X,Y"),
         (["--sort", "speed"], "--sort speed: no row has it: must be one of shared, tmem, modelled"),
         (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg: must be one of .png"),
         (["--json", "-", "--csv", "-"], "--json - and --csv -: one of them is printed"),
@@ -429,7 +429,7 @@ def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--vary", "stages=3", "--arguments=-m"], "--arguments are for a program, SCRIPT.py"),
         (
             ["--vary", "stages=3", "--executor", "there"],
-            "executor 'there': expected dask://HOST:PORT or ray://HOST:PORT",
+            "executor = 'there': must be dask://HOST:PORT or ray://HOST:PORT",
         ),
     ):
         assert main(["sweep", *arguments]) == 2
@@ -441,7 +441,7 @@ def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "stages is varied twice" in capsys.readouterr().err
     assert main(["sweep", "--vary", "tiles=3"]) == 2
     error = capsys.readouterr().err
-    assert "setting tiles=3: did you mean tile_n? expected FIELD=VALUE; fields for sm_100a, " in error
+    assert "setting tiles=3: did you mean tile_n? must be FIELD=VALUE; fields for sm_100a, " in error
     for kernel in PLANNERS["patch_embed"].of("sm_100a"):  # of all kernels that there are
         names = ", ".join(part.name for part in dataclasses.fields(kernel.config))
         assert f"{kernel.config.__name__}: {names}" in error

@@ -144,5 +144,5 @@ def test_a_cluster_has_its_own_workers(capsys: pytest.CaptureFixture[str], monke
 
 @pytest.mark.parametrize("address", ["", "dask", "dask://", "dask://host", "dask://:1", "dask://host:x", "mpi://host:1"])
 def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(ValueError, match="expected dask://HOST:PORT or ray://HOST:PORT"), executors.connect(address):
+    with pytest.raises(ValueError, match="must be dask://HOST:PORT or ray://HOST:PORT"), executors.connect(address):
         pass

@@ -114,7 +114,7 @@ def test_an_untested_version_is_refused_before_anything_is_compiled(version, mon
     version(found)
     monkeypatch.setattr(compiling, "compile_function", lambda *_: pytest.fail("reached"))
     allowed = re.escape("4.8.0, 4.8.1: pip install 'nvidia-cutlass-dsl==4.8.1'")
-    text = rf"nvidia-cutlass-dsl\) {re.escape(found)} is installed; allowed are the tested versions {allowed}"
+    text = rf"nvidia-cutlass-dsl\) {re.escape(found)} is installed: must be one of the tested versions {allowed}"
     for emulated in (False, True):
         with pytest.raises(compiling.UnsupportedVersion, match=text):
             compile_module.compile_uncached(PLAN, emulated=emulated)
@@ -147,7 +147,7 @@ def test_the_emulator_takes_more_versions_than_the_kernels(version, found: str, 
         with host.recording_runtime():
             pass
         return
-    with pytest.raises(compiling.UnsupportedVersion, match=rf"{re.escape(found)} is installed; .*4\.6\.0, .*4\.8\.1"):
+    with pytest.raises(compiling.UnsupportedVersion, match=rf"{re.escape(found)} is installed: .*4\.6\.0, .*4\.8\.1"):
         with host.recording_runtime():
             pytest.fail("reached")
 
@@ -193,7 +193,7 @@ def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, caps
     monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", "off")
     monkeypatch.setattr(compile_module, "_CACHE", {})
     assert cli.main(["ptx", "gemm", "--output", str(tmp_path / "a.ptx")]) == 2
-    assert "error: CuTe DSL (nvidia-cutlass-dsl) 4.7.1 is installed; allowed are" in capsys.readouterr().err
+    assert "error: CuTe DSL (nvidia-cutlass-dsl) 4.7.1 is installed: must be one of" in capsys.readouterr().err
 
 
 def test_code_and_source_lines_are_those_that_cute_dsl_makes_without_help(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "cute_kernels"
 
-OLD = re.compile(r"\ballowed: |, expected |\b(?:is|are) needed$|is not possible|; legal (?:are|is) ")
+OLD = re.compile(
+    r"\b(?:allowed|possible)(?: are| is|:| for| here| beside)|(?:, |: |; |[?] )expected |is expected"
+    r"|\b(?:is|are) needed|is not possible|; legal (?:are|is) |ha(?:s|ve) to be "
+)
 """How refusals were worded before."""
 
 EXCEPTIONS = {"ValueError", "TypeError", "NotImplementedError", "reject", "require", "ArgumentTypeError"}
@@ -40,7 +43,8 @@ def test_no_refusal_uses_an_old_dialect() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["x = 3, allowed: 1 to 2", "x is int, expected str", "x: an int is needed", "x = 3 is not possible: why"]
+    "words", ["x = 3, allowed: 1 to 2", "x is int, expected str", "x: an int is needed", "x = 3 is not possible: why",
+     "x 3; allowed are 1 and 2", "--x 3: expected two", "x has to be 1", "x = 3 where 2 is expected"]
 )
 def test_the_old_dialects_are_seen(words: str) -> None:
     assert old_words(f"raise ValueError({words!r})") == [1]

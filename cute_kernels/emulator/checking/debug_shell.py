@@ -327,7 +327,7 @@ def _number(text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
+        raise ValueError(f"{text!r}: must be a number") from None
 
 
 def _offset(text: str) -> int | str:

@@ -295,7 +295,7 @@ class Origin:
         else:
             wrong = values != wanted
         if not wrong.any():
-            raise ValueError(f"expected: all of {name} is as it must be")
+            raise ValueError(f"all of {name} is as it must be")
         index = tuple(map(int, np.argwhere(wrong)[0]))
         byte = int(np.ravel_multi_index(index, expected.shape)) * kind.itemsize
         return byte, f"{name}[{', '.join(map(str, index))}] is {values[index]}, expected {wanted[index]}"

@@ -122,7 +122,7 @@ def _argument(
         return _Parts([_argument(v, e, n, symbols, constants) for v, e, n in zip(value, example, names)])
     if compile_arguments.is_plain_dataclass(example):
         if type(value) is not type(example):
-            raise TypeError(f"argument {name}: a {type(example).__name__} is needed; {value!r} is given")
+            raise TypeError(f"argument {name}: {value!r} is given: must be a {type(example).__name__}")
         fields = [field.name for field in dataclasses.fields(example) if not is_constexpr(field)]
         parts = ((getattr(value, f), getattr(example, f), f"{name}.{f}") for f in fields)
         return _Parts([_argument(v, e, n, symbols, nested) for v, e, n in parts])

@@ -45,6 +45,8 @@ from cute_kernels.emulator.programs.stream_order import StreamOrder
 from cute_kernels.emulator.programs.streams import Streams, answers
 from cute_kernels.emulator.programs.threads import ProgramThreads
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.reports.document import launch_facts
+from cute_kernels.emulator.reports.sources import short_name
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +76,18 @@ class EmulatedLaunch:
             f"shared memory; {report.warp_instructions:,} warp instructions, {report.mma_instructions:,} MMAs, "
             f"{report.seconds:.1f} s{processes}"
         )
+
+
+    def lines(self, *, counters: bool, certificate: bool) -> list[str]:
+        """The summary and, if asked for, what units did and whether the run stands for every schedule."""
+        lines = [f"emulated: {self.summary()}"]
+        if certificate:
+            found = self.report.certificate
+            lines += ["no certificate; the launch ran without detectors"] if found is None else found.lines()
+            lines[2:] = [f"  {line}" for line in lines[2:]]
+        if counters and self.report.units is not None:
+            lines.append(self.report.units.describe())
+        return lines
 
 
 def _shape(numbers: tuple[int, int, int]) -> str:
@@ -124,6 +138,24 @@ class Session:
         self._tensors.report, self._tensors.new_byte = self._raced, new_byte
         self._launching = forks.lock()
         self.threads = ProgramThreads(self._inside)
+
+    def facts(self) -> list[dict[str, object]]:
+        """`launch_facts` of all launches, in order."""
+        done = [(each.number, each.launch, each.report) for each in self.launches]
+        failed = [(each.launch_number, each.launch, None) for each in self.failures if each.launch is not None]
+        return [
+            launch_facts(number, short_name(launch.ptx, launch.kernel_name), launch, report)
+            for number, launch, report in sorted(done + failed, key=lambda each: each[0])
+        ]
+
+    def total(self) -> str:
+        """Number of launches, those that failed, and seconds, in one line."""
+        number, seconds = len(self.launches), sum(each.report.seconds for each in self.launches)
+        text = f"emulated: {number} launch{'' if number == 1 else 'es'}"
+        if not self.failures:
+            return f"{text} in {seconds:.1f} s"
+        failed = ", ".join(error.launch_name() for error in self.failures)
+        return f"{text} complete in {seconds:.1f} s; {failed} failed"
 
     def launch(self, launch: host.CapturedLaunch) -> None:
         """Executes a launch, or adds it to the CUDA graph that is being captured; those of several threads in turn."""

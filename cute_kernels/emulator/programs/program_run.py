@@ -12,19 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cute_kernels.common.files import NotWritten
-from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
+from cute_kernels.emulator.errors import error_behind, exit_status
 from cute_kernels.emulator.programs import ptx_files
 from cute_kernels.emulator.programs.capturing import Session
 
 _NO_MEMORY = "can't allocate memory"  # torch's words in a RuntimeError
-
-FAULT, REFUSED = 3, 4
-"""Exit statuses beside 0, a program's own ones, and argparse's 2."""
-
-
-def exit_status(error: EmulatorError) -> int:
-    """Exit status of a command that ends with an error of the emulator."""
-    return REFUSED if isinstance(error, UnsupportedPTX) else FAULT
 
 
 def run_program(

@@ -170,9 +170,9 @@ def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, object]]]:
         raise ValueError(f"{name}: must be an object with a list 'launches'")
     launches, arrays = described["launches"], described.get("arrays", {})
     if not all(isinstance(each, dict) and isinstance(each.get("arguments", []), list) for each in launches):
-        raise ValueError(f"{name}: each of 'launches' has to be an object, and its 'arguments' a list")
+        raise ValueError(f"{name}: each of 'launches' must be an object, and its 'arguments' a list")
     if not isinstance(arrays, dict) or not all(isinstance(each, dict) for each in arrays.values()):
-        raise ValueError(f"{name}: 'arrays' has to be an object, and each array in it, too")
+        raise ValueError(f"{name}: 'arrays' must be an object, and each array in it, too")
     return lambda: _of_json(name, described)
 
 
@@ -211,7 +211,7 @@ def _array(name: str, facts: Mapping[str, object]) -> object:
         raise ValueError(f"dtype {str(facts.get('dtype'))!r} of array {name} is none of torch")
     count = math.prod(shape)
     if isinstance(fill, list) and len(fill) != count:
-        raise ValueError(f"fill of array {name} has {len(fill)} numbers, and shape {shape} needs {count}")
+        raise ValueError(f"fill of array {name} has {len(fill)} numbers: must be {count} for shape {shape}")
     if fill == "random":
         values = torch.from_numpy(np.random.default_rng(facts.get("seed", 0)).standard_normal(count))
         values = values if dtype.is_floating_point else (values * 100).to(torch.int64)

@@ -64,13 +64,13 @@ class TensorArgument:
         given = f"argument {name}: a tensor of shape {extents}, strides {strides}"
         self._check_elements(tensor, fake, name)
         if len(extents) != len(dynamic_extents):
-            raise ValueError(f"{given} where {fake} is expected")
+            raise ValueError(f"{given}: must be {fake}")
         for here, wanted, dynamic in (
             *zip(extents, fake.shape, dynamic_extents, strict=True),
             *((s, w, d or e == 1) for s, w, d, e in zip(strides, fake.stride, dynamic_strides, extents, strict=True)),
         ):
             if not dynamic and here != wanted:
-                raise ValueError(f"{given} where {fake} is expected")
+                raise ValueError(f"{given}: must be {fake}")
         for i, (extent, symbol) in enumerate(zip(extents, fake.shape)):
             if not compile_arguments.is_symbol(symbol):
                 continue
@@ -96,12 +96,12 @@ class TensorArgument:
         if dtype is None:
             raise UnsupportedOperation(f"argument {name}: a tensor of {fake.element_type}")
         if tensor.dtype != dtype:
-            raise TypeError(f"argument {name}: a tensor of {tensor.dtype} where {fake} is expected, of {dtype}")
+            raise TypeError(f"argument {name}: a tensor of {tensor.dtype}: must be {fake}, of {dtype}")
         alignment = compile_arguments.assumed_alignment(fake)
         if tensor.data_ptr() % alignment:
             raise ValueError(
-                f"argument {name}: a tensor at address {tensor.data_ptr():#x} where {fake} is expected, aligned to "
-                f"{alignment} bytes"
+                f"argument {name}: a tensor at address {tensor.data_ptr():#x}: must be {fake}, aligned to {alignment} "
+                "bytes"
             )
 
     def __c_pointers__(self) -> list[int]:

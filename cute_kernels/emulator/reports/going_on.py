@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from cute_kernels.common.files import complain
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.emulator.reports.document import Outcome
 from cute_kernels.emulator.reports.kinds import KINDS
 from cute_kernels.emulator.reports.model import Diagnostic, Place
 
@@ -38,7 +40,7 @@ class Suppression:
         if kind not in KINDS or not KINDS[kind].detector:
             legal = ", ".join(name for name, each in KINDS.items() if each.detector)
             why = "execution cannot go on after it" if kind in KINDS else "there is no such kind"
-            raise ValueError(f"suppression {text!r}: {kind!r}: {why}; possible are {legal}")
+            raise ValueError(f"suppression {text!r}: {kind!r}: {why}: must be one of {legal}")
         file, colon, line = rest.rpartition(":")
         if colon and line.isdecimal():
             return cls(kind, file, int(line))
@@ -104,6 +106,13 @@ class GoingOn:
     def known(self) -> GoingOn:
         """For further runs, in other processes too: goes on after what has been reported or is suppressed."""
         return GoingOn(False, self.suppressions, _seen=set(self._seen))
+
+    def note_suppressed(self, outcome: Outcome) -> None:
+        """Says what was left out, in the outcome and in a line."""
+        if self.suppressed:
+            outcome.suppressed = dict(self.suppressed)
+            text = ", ".join(f"{count} by {name}" for name, count in self.suppressed.items())
+            complain(f"suppressed reports: {text}")
 
     def __call__(self, error: EmulatorError) -> bool:
         """Whether execution goes on."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cute_kernels.common import files
-from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.errors import FAULT, EmulatorError
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.reports import sarif
 from cute_kernels.emulator.reports.diagnosis import diagnose
@@ -67,6 +68,32 @@ class Reporter:
         for path in (self.report_file, self.sarif_file):
             if path is not None:
                 files.check_output(path)
+
+    @contextlib.contextmanager
+    def writing(self, outcome: Outcome) -> Iterator[Outcome]:
+        """The block is a command: it completes the outcome, which is written with all reports in the end.
+
+        Raises:
+            SystemExit: the program's own, which counts as the status.
+        """
+        try:
+            yield outcome
+        except SystemExit as end:
+            outcome.status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            raise
+        except files.NotWritten as error:  # a fault that was found before it counts for more
+            outcome.status = FAULT if self.faults else 2
+            files.complain(f"cute-kernels: error: {error}")
+        except BaseException as error:
+            outcome.status = 2 if isinstance(error, (ValueError, OSError)) else 1
+            raise
+        finally:
+            try:
+                self.write_files(outcome)
+            except OSError as error:
+                if not outcome.status:
+                    raise
+                files.complain(f"cute-kernels: error: {error}")  # the status says what happened before
 
     def write_files(self, outcome: Outcome) -> None:
         """Writes the files that were asked for, of what has been kept; each, whatever becomes of the others.

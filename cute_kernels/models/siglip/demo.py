@@ -1,7 +1,7 @@
 """Photographs in, patch embeddings out: the whole way of a SigLIP2 image into its first layer, on any machine.
 
-Resize, run the fused kernels (on the GPU that they were made for, or their PTX in the emulator), compare with two
-references, draw: uint8 images by integers and by BF16, and rows that were made of them by FP8.
+Resize, run the fused kernels in the emulator, compare with two references, draw: uint8 images by integers and by BF16,
+and rows that were made of them by FP8.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.models import siglip
 from cute_kernels.models.siglip import demo_report as report
 from cute_kernels.models.siglip.demo_candidates import PRECISIONS, SMALLEST, Candidate, make_candidate
-from cute_kernels.operations import compile, reference
+from cute_kernels.operations import reference
 from cute_kernels.plan import Plan, make_plan
 
 if TYPE_CHECKING:
@@ -40,12 +40,6 @@ PHOTOGRAPHS = {
 }
 
 
-_ON_GPU = {"sm_100a": ((10, 0), ("int8", "fp8")), "sm_90a": ((9, 0), ("int8",))}
-"""Architecture -> compute capability, and the precisions whose bits are compared on a GPU. Sums of integers are exact
-everywhere. Hopper's tensor cores keep fewer bits of a sum of FP8 products, and in which order those of either round a
-sum of BF16 products is not documented."""
-
-
 @dataclass(frozen=True)
 class DemoOptions:
     """Options of the demo.
@@ -53,11 +47,7 @@ class DemoOptions:
     Attributes:
         images: image files; the photographs of scikit-image when empty.
         model: folder of a Hugging Face SigLIP or SigLIP2 checkpoint; seeded weights when None.
-        architecture: which seeded weights, a key of `siglip_models.ARCHITECTURES`.
-        image_size: input side in pixels, for seeded weights.
-        seed: of the seeded weights and of the emulator's schedule.
-        backend: ``"auto"`` takes a GPU where its bits are those of the reference (`_ON_GPU`), otherwise the emulator.
-            ``"emulator"`` never looks for a GPU.
+        image_size: input side in pixels, for seeded weights of a base model with patches of 16.
         arch: whose kernels, a key of `cute_kernels.plan.ARCHS`.
         precisions: of `PRECISIONS`, in the order in which they are shown.
         config: tunables of the kernel, with one precision; what the plan chooses for the problem when None.
@@ -67,10 +57,7 @@ class DemoOptions:
 
     images: Sequence[Path] = ()
     model: Path | None = None
-    architecture: str = "base-p16"
     image_size: int = 224
-    seed: int = 0
-    backend: str = "auto"
     arch: str = DEFAULT_ARCH
     precisions: Sequence[str] = PRECISIONS
     config: Any = None
@@ -86,7 +73,6 @@ class _Embedded:
     out: torch.Tensor
     backend: str
     plan: Plan | None
-    on_gpu: bool = False
 
 
 def run_demo(options: DemoOptions, console: Console) -> int:
@@ -106,7 +92,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         files.check_output(options.trace)
     names, photos = _load_photographs(options.images)
     model = (
-        siglip.seeded_patch_embedding(options.architecture, options.image_size, options.seed)
+        siglip.seeded_patch_embedding("base-p16", options.image_size, 0)
         if options.model is None
         else siglip.load_patch_embedding(options.model)
     )
@@ -132,13 +118,6 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         accuracies.append(report.compare(name, embedded.backend, embedded.out, compared, fp32))
         found.append(embedded)
 
-    for embedded in found:
-        if embedded.plan is not None:
-            for part in embedded.plan.launches:
-                artifact = compile.compile_plan(part, emulated=not embedded.on_gpu)
-                chained = "" if part is embedded.plan else f", {part.operation},"
-                name = f"{embedded.candidate.precision}{chained}"
-                console.print(report.resource_table(part, artifact.resources, name))
     console.print(report.accuracy_table(accuracies))
     console.print("FP32 is torch.nn.functional.conv2d + position embedding on normalised, unquantised pixels.")
     with files.writing(options.output):
@@ -171,20 +150,16 @@ def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Imag
 
 
 def _run(candidate: Candidate, expected: torch.Tensor, options: DemoOptions, console: Console) -> _Embedded:
-    """On a GPU, in the emulator, or, where no kernel takes the images, as the reference has it."""
+    """In the emulator, or, where no kernel takes the images, as the reference has it."""
     plan = candidate.plan(options.config, options.arch)
     if isinstance(plan, str):
         console.print(f"{candidate.precision}: no kernel of {options.arch} ({plan}); plain torch instead")
         return _Embedded(candidate, expected, "torch, CPU", None)
-    capability, precisions = _ON_GPU[options.arch]
-    if options.backend == "auto" and candidate.precision in precisions and torch.cuda.is_available():
-        if torch.cuda.get_device_capability() == capability:
-            return _Embedded(candidate, candidate.run_on_gpu(plan), torch.cuda.get_device_name(), plan, on_gpu=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(f"{candidate.precision}: emulating clusters", total=None)
         out, done = candidate.emulate(
-            plan, options.seed, options.trace, lambda done, total: progress.update(task, completed=done, total=total)
+            plan, options.trace, lambda done, total: progress.update(task, completed=done, total=total)
         )
     console.print(f"{candidate.precision}: the emulator executed {done}; this says nothing about the speed of a GPU")
     return _Embedded(candidate, out, f"emulator, {plan.arch.name} PTX", plan)

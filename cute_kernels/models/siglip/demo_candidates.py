@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from cute_kernels.operations.base import Operation
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.operations.patch_weight import prepare_patch_weight
-from cute_kernels.operations.runtime import emulated, gpu
+from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import Plan, make_plan
 
 PRECISIONS = ("int8", "fp8", "bf16")
@@ -64,21 +63,12 @@ class Candidate:
             return str(error)
         return plan if config is None else make_plan(problem, config, arch)
 
-    def run_on_gpu(self, plan: Plan) -> torch.Tensor:
-        """Result of the kernel on the GPU."""
-        on_device = {
-            name: value.cuda() for name, value in vars(self.arguments).items() if isinstance(value, torch.Tensor)
-        }
-        prepared = self.operation.prepare(dataclasses.replace(self.arguments, **on_device), plan)
-        gpu.launch(prepared.plan, prepared.operands)
-        return prepared.result().cpu()
-
     def emulate(
-        self, plan: Plan, seed: int, trace: Path | None, progress: Callable[[int, int], None]
+        self, plan: Plan, trace: Path | None, progress: Callable[[int, int], None]
     ) -> tuple[torch.Tensor, str]:
         """Result of the kernel in the emulator, with the reference's exact sums, and a remark on that."""
         prepared = self.operation.prepare(self.arguments, plan)
-        options = emulated.emulator.Options(seed=seed, trace=trace, arithmetic="exact", progress=progress)
+        options = emulated.emulator.Options(trace=trace, arithmetic="exact", progress=progress)
         report = emulated.launch(prepared.plan, prepared.operands, options)
         done = f"{report.warp_instructions:,} warp instructions of {report.clusters} clusters in {report.seconds:.1f} s"
         if len(plan.launches) > 1:

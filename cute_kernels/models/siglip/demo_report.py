@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
-    from cute_kernels.operations.compile import Resources
-    from cute_kernels.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -81,24 +79,6 @@ def accuracy_table(columns: Sequence[Accuracy]) -> Table:
         ("cosine to FP32", lambda c: f"{c.cosine:.6f}"),
     ):
         table.add_row(heading, *map(value, columns))
-    return table
-
-
-def resource_table(plan: Plan, resources: Resources, name: str) -> Table:
-    """Table of what the assembler reports for the kernel, and every line of the plan."""
-    table = Table(title=f"{name} kernel for {plan.arch.name}", title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    spills = (
-        "none"
-        if not (resources.stack_bytes or resources.local_bytes)
-        else (f"stack {resources.stack_bytes} B, local memory {resources.local_bytes} B")
-    )
-    table.add_row("registers per thread", f"{resources.registers} of {plan.arch.max_registers}")
-    table.add_row("spills", spills)
-    table.add_row("static SMEM (of the system)", f"{resources.static_smem_bytes:,} B", end_section=True)
-    for name, value in plan.describe():
-        table.add_row(name, value)
     return table
 
 

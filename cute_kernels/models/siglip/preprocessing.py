@@ -91,7 +91,7 @@ def patchify(pixels: torch.Tensor, patch_size: int, *, drop_rest: bool = False) 
         raise ValueError(f"image of {height} x {width} pixels has no whole {patch_size} x {patch_size} patch")
     if not drop_rest and (height % patch_size or width % patch_size):
         raise ValueError(
-            f"image of {height} x {width} pixels is not a whole number of {patch_size} x {patch_size} patches"
+            f"image of {height} x {width} pixels: must be a whole number of {patch_size} x {patch_size} patches"
         )
     whole = pixels[:, :, : rows * patch_size, : columns * patch_size]
     return patch_rows(whole, patch_size).unflatten(0, (pixels.shape[0], rows * columns))

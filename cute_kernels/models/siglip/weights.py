@@ -99,12 +99,11 @@ def seeded_patch_embedding(architecture: str = "base-p16", image_size: int = 224
     check_choice("architecture", architecture, ARCHITECTURES)
     features, patch = ARCHITECTURES[architecture]
     if image_size < patch:
-        raise ValueError(f"image_size = {image_size} is smaller than a patch of {patch}")
+        raise ValueError(f"image_size = {image_size}: must be at least a patch of {patch}")
     if image_size % patch:
         below = image_size // patch * patch
-        raise ValueError(
-            f"image_size = {image_size} is not a whole number of patches of {patch}; nearest: {below}, {below + patch}"
-        )
+        nearest = f"nearest {below} or {below + patch}"
+        raise ValueError(f"image_size = {image_size}: must be a whole number of patches of {patch}; {nearest}")
     positions = (image_size // patch) ** 2
     normal = functools.partial(
         torch.randn, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu"

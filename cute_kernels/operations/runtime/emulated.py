@@ -46,7 +46,7 @@ def launch(
             does not know; ``ptx`` and ``launch`` of the error are the text and the launch.
     """
     if repeat < 1:
-        raise ValueError(f"repeat {repeat}: must be at least one launch")
+        raise ValueError(f"repeat = {repeat}: must be at least 1")
     *others, last = plan.launches
     with interrupts.deferred():  # from the first argument to the last result: machine code calls Python in between
         for kernel in others:

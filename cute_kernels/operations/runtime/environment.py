@@ -127,6 +127,18 @@ def diagnose(environment: Environment) -> list[Finding]:
     return [finding for check in checks for finding in check(environment)]
 
 
+def lines_of(findings: Iterable[Finding]) -> list[str]:
+    """The findings for people, with what mends them."""
+    findings = list(findings)
+    width = max(len(finding.subject) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.status:5}  {finding.subject:{width}}  {finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':5}  {'':{width}}  -> {finding.remedy}")
+    return lines
+
+
 # --- findings --------------------------------------------------------------------------------------------------------
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import struct
+from pathlib import Path
 from typing import Any
 
+from cute_kernels.common import files
 from cute_kernels.emulator.machine.units.copies import tensor_map
 from cute_kernels.emulator.programs import host
 from cute_kernels.operations.compile import Artifact, compile_plan, host_arguments
@@ -29,6 +33,25 @@ def launch_facts(plan: Plan, artifact: Artifact) -> dict[str, Any]:
         "resources": dataclasses.asdict(artifact.resources),
         **plan.launch_facts,
     }
+
+
+def write(plan: Plan, output: Path) -> list[Path]:
+    """Writes a plan's PTX to a file and its facts beside it, ``FILE.json``; of a chain ``FILE-1``, ``FILE-2``, ..
+
+    Raises:
+        OSError: a file that cannot be written, before anything is compiled.
+    """
+    outputs = [output]
+    if len(plan.launches) > 1:
+        outputs = [output.with_stem(f"{output.stem}-{number + 1}") for number in range(len(plan.launches))]
+    paths = [(path, path.with_name(path.name + ".json")) for path in outputs]
+    for path in itertools.chain(*paths):
+        files.check_output(path)
+    for part, (ptx_path, facts_path) in zip(plan.launches, paths, strict=True):
+        artifact = compile_plan(part)
+        files.write_text(ptx_path, artifact.ptx)
+        files.write_text(facts_path, json.dumps(launch_facts(part, artifact), indent=2) + "\n")
+    return list(itertools.chain(*paths))
 
 
 def launch_parameters(plan: Plan) -> dict[str, Any]:

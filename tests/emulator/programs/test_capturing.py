@@ -254,7 +254,7 @@ def test_tensors_for_functions_that_were_compiled_for_fake_tensors() -> None:
             x, y = torch.arange(count, dtype=torch.float32, device="cuda"), torch.zeros(count, device="cuda")
             compiled(x, y, 3.0, count, cuda.CUstream(0))
             assert y.tolist() == [3.0 * i + 1 for i in range(count)]
-        with pytest.raises(ValueError, match="where FakeTensor"):
+        with pytest.raises(ValueError, match="must be FakeTensor"):
             compiled(x.reshape(4, 25), y, 3.0, count, cuda.CUstream(0))
 
 

@@ -16,7 +16,7 @@ def test_demo_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     photo = tmp_path / "photo.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)).save(photo)
     trace = tmp_path / "trace.json"
-    arguments = ["--backend", "emulator", "--precision", "fp8", "--images", photo, "--image-size", "48"]
+    arguments = ["--precision", "fp8", "--images", photo, "--image-size", "48"]
     arguments += ["--output", tmp_path / "out.png"]
     assert cli.main(["demo", *map(str, arguments), "--trace", str(trace)]) == 0
     check_well_formed(read(trace))

@@ -89,7 +89,7 @@ def test_check_goes_on_too(program: str, capsys: pytest.CaptureFixture[str]) -> 
     ("text", "words"),
     [
         ("hang", "'hang': execution cannot go on after it"),
-        ("typo:a.py:3", "'typo': there is no such kind; possible are proxy-fence, "),
+        ("typo:a.py:3", "'typo': there is no such kind: must be one of proxy-fence, "),
     ],
 )
 def test_what_cannot_be_suppressed(text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,13 +33,13 @@ def write_photos(folder: Path, count: int) -> list[str]:
 def test_demo_from_files_to_picture(tmp_path, capsys):
     output = tmp_path / "out.png"
     paths = write_photos(tmp_path, 2)
-    status = main(["demo", "--backend", "emulator", "--images", *paths, "--image-size", "48", "--output", str(output)])
+    status = main(["demo", "--images", *paths, "--image-size", "48", "--output", str(output)])
     printed = capsys.readouterr().out
     assert status == 0
     assert "seeded random weights of SigLIP2 base-p16" in printed
     assert len(re.findall(r"│ 0\s+of\s+13,824", printed)) >= 2  # 2 images x 9 positions x 768 features
     for precision, pixels in (("int8", "uint8 images"), ("fp8", "E4M3 rows")):
-        assert f"{precision} kernel for sm_100a" in printed and f"{precision}, {pixels.split()[0]}" in printed
+        assert f"{precision}, {pixels.split()[0]}" in printed
         assert f"{precision}: the emulator executed" in printed
     # What no kernel takes yet is computed all the same, and said so.
     without_kernel = r"no kernel of sm_100a .*plain torch instead"
@@ -47,11 +47,7 @@ def test_demo_from_files_to_picture(tmp_path, capsys):
     (line,) = [line for line in printed.splitlines() if "relative error" in line]
     int8, fp8, bf16 = (float(number) for number in re.findall(r"([\d.]+)%", line))
     assert 0.1 < bf16 < int8 < 2 and int8 < fp8 < 6
-    assert re.search(r"registers per thread\W+\d+ of 255", printed)
-    assert "SMEM total" in printed
     assert "2 square crops" in printed
-    assert "static SMEM (of the system)" in printed
-    assert "TMEM total" in printed
     with Image.open(output) as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300
@@ -71,24 +67,23 @@ def test_a_file_that_is_no_image_is_refused(tmp_path, capsys):
 def test_demo_of_the_sm90_kernel(tmp_path, capsys):
     output = tmp_path / "out.png"
     settings = ["--precision", "fp8", "--set", "warpgroups=1", "--set", "tile_rows=16", "--set", "cluster=1"]
-    arguments = ["demo", "--backend", "emulator", "--arch", "sm_90a", *settings, "--images", *write_photos(tmp_path, 1)]
+    arguments = ["demo", "--arch", "sm_90a", *settings, "--images", *write_photos(tmp_path, 1)]
     assert main([*arguments, "--image-size", "32", "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"0\s+of\s+3,072", printed)  # 4 positions x 768 features
-    assert "fp8 kernel for sm_90a" in printed
-    assert "16 rows x 64 features" in printed
+    assert "emulator, sm_90a PTX" in printed
     assert output.is_file()
 
 
 def test_demo_of_the_sm90_kernel_of_images(tmp_path, capsys):
     """With a setting of that kernel, a timeline, and nothing of the other precisions."""
     output, trace = tmp_path / "out.png", tmp_path / "trace.json"
-    arguments = ["demo", "--backend", "emulator", "--arch", "sm_90a", "--precision", "int8", "--set", "tile_images=16"]
+    arguments = ["demo", "--arch", "sm_90a", "--precision", "int8", "--set", "tile_images=16"]
     arguments += ["--images", *write_photos(tmp_path, 1), "--image-size", "32", "--trace", str(trace)]
     assert main([*arguments, "--output", str(output)]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"0\s+of\s+3,072", printed) and "int8 kernel for sm_90a" in printed
-    assert "16 images x" in printed and "fp8" not in printed and "bf16" not in printed
+    assert re.search(r"0\s+of\s+3,072", printed) and "emulator, sm_90a PTX" in printed
+    assert "fp8" not in printed and "bf16" not in printed
     assert output.is_file() and trace.stat().st_size > 1000
 
 
@@ -161,7 +156,7 @@ def test_demo_with_a_checkpoint(tmp_path, capsys):
     model = tmp_path / "checkpoint"
     transformers.SiglipVisionModel(config).save_pretrained(model)
     output = tmp_path / "out.png"
-    arguments = ["demo", "--backend", "emulator", "--images", *write_photos(tmp_path, 1), "--model", str(model)]
+    arguments = ["demo", "--images", *write_photos(tmp_path, 1), "--model", str(model)]
     assert main([*arguments, "--precision", "fp8", "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "1 square crop, bilinear" in printed
@@ -181,7 +176,7 @@ def test_a_single_wrong_bit_fails_the_demo(precision, tmp_path, capsys, monkeypa
         return out, done
 
     monkeypatch.setattr(demo.Candidate, "emulate", off_by_one_bit)
-    arguments = ["demo", "--precision", precision, "--backend", "emulator", "--image-size", "48"]
+    arguments = ["demo", "--precision", precision, "--image-size", "48"]
     arguments += ["--images", *write_photos(tmp_path, 1)]
     assert main([*arguments, "--output", str(tmp_path / "out.png")]) == 1
     assert "FAILED: 1 elements differ" in capsys.readouterr().out

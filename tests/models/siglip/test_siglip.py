@@ -115,7 +115,7 @@ def test_patchify_is_what_a_convolution_sees(batch, rows, more_rows, columns, mo
     unfolded = torch.nn.functional.unfold(pixels, patch, stride=patch)
     assert torch.equal(siglip.patchify(pixels, patch, drop_rest=True), unfolded.transpose(1, 2))
     if height % patch or width % patch:
-        with pytest.raises(ValueError, match=f"{height} x {width} pixels is not a whole number of {patch} x {patch}"):
+        with pytest.raises(ValueError, match=f"{height} x {width} pixels: must be a whole number of {patch} x {patch}"):
             siglip.patchify(pixels, patch)
     else:
         assert torch.equal(siglip.patchify(pixels, patch), unfolded.transpose(1, 2))
@@ -177,7 +177,7 @@ def test_seeded_weights_refuse_the_unknown():
         siglip.seeded_patch_embedding("tiny")
     with pytest.raises(ValueError, match="image_size = 15"):
         siglip.seeded_patch_embedding("base-p16", 15)
-    with pytest.raises(ValueError, match="image_size = 50 is not a whole number of patches of 16; nearest: 48, 64"):
+    with pytest.raises(ValueError, match="image_size = 50: must be a whole number of patches of 16; nearest 48 or 64"):
         siglip.seeded_patch_embedding("base-p16", 50)
 
 

@@ -65,8 +65,8 @@ def pick(module: Module, name: str | None) -> Kernel:
     if name not in module.kernels:
         has = f"it has {', '.join(module.kernels) or 'none'}"
         if name is None:
-            raise ValueError(f"kernel None: only where the module has a single kernel can its name be left out; {has}")
-        raise ValueError(f"kernel {name!r} is not in the module; {has}")
+            raise ValueError(f"kernel = None: must be a name where the module has several kernels; {has}")
+        raise ValueError(f"kernel = {name!r}: must be in the module; {has}")
     return module.kernels[name]
 
 

@@ -103,8 +103,7 @@ def pack_arguments(kernel: Kernel, args: Sequence[object], memory: GlobalMemory)
         if isinstance(argument, int) and parameter.element in ("f16", "f32", "f64"):
             argument = _as_float(argument, name)
         if type(argument) is float and parameter.element[0] in "us":  # np.float64 is a float too, taken as it is
-            declared = f"the kernel declares .{parameter.element}; allowed are ints"
-            raise TypeError(f"{name} is the float {argument}, {declared}")
+            raise TypeError(f"{name} is the float {argument}: must be an int, the kernel declares .{parameter.element}")
         raw = _bytes_of(argument, parameter.nbytes, name, memory)
         if len(raw) != parameter.nbytes:
             raise ValueError(f"argument {parameter.name} has {len(raw)} bytes, the kernel declares {parameter.nbytes}")
@@ -167,12 +166,12 @@ def _bytes_of(argument: object, nbytes: int, name: str, memory: GlobalMemory) ->
         if isinstance(argument, np.ndarray) and argument.dtype.hasobject:
             raise TypeError(f"{name} is an array of {argument.dtype}: a kernel would overwrite references to objects")
         if str(getattr(argument, "layout", "torch.strided")) != "torch.strided":
-            raise TypeError(f"{name} is a tensor of layout {argument.layout}; allowed is torch.strided")
+            raise TypeError(f"{name} is a tensor of layout {argument.layout}: must be torch.strided")
         writable = argument.flags.writeable if isinstance(argument, np.ndarray) else True
         memory.register_tensor(argument, name, writable)
         address = argument.ctypes.data if isinstance(argument, np.ndarray) else argument.data_ptr()
         return address.to_bytes(_POINTER_BYTES, "little")
     raise TypeError(
-        f"{name} is a {type(argument).__name__}; allowed are int, float, torch tensors and NumPy arrays on the CPU, "
-        f"NumPy scalars, tensor maps (TensorMap, Im2colMap or {NBYTES} bytes) and bytes"
+        f"{name} is a {type(argument).__name__}: must be an int, a float, a torch tensor or NumPy array on the CPU, a "
+        f"NumPy scalar, a tensor map (TensorMap, Im2colMap or {NBYTES} bytes) or bytes"
     )

@@ -132,7 +132,7 @@ class Launch:
             least = f"{PORTABLE_CLUSTER} on every GPU)" if most > 1 else "clusters need sm_90)"
             raise ValueError(f"cluster = {self.cluster}: must have 1 to {most} CTAs on {self.target} ({least}")
         if any(g % c for g, c in zip(self.grid, self.cluster)):
-            raise ValueError(f"grid {self.grid} is not a multiple of cluster {self.cluster}")
+            raise ValueError(f"grid = {self.grid}: must be a multiple of cluster {self.cluster}")
         if kernel.most_threads is not None and threads > kernel.most_threads:
             raise ValueError(f"{threads} threads per CTA; the kernel was compiled for {kernel.most_threads} (.maxntid)")
         for name, wanted, given in (
@@ -180,8 +180,8 @@ class Launch:
         clusters = math.prod(self.grid) // math.prod(self.cluster)
         if clusters > self.capacity:
             raise ValueError(
-                f"grid {self.grid} of a cooperative launch has {clusters} clusters, which have to be resident at once; "
-                f"{self.capacity} fit"
+                f"grid = {self.grid} of a cooperative launch has {clusters} clusters: must be at most {self.capacity}, "
+                "which are resident at once"
             )
         cells = np.zeros(GRID_WORKSPACE, np.uint8)
         self.memory.register_tensor(cells, "the grid's barrier", writable=True)

@@ -90,12 +90,12 @@ class GlobalMemory:
             high = high if tensor.size else low
         elif hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):
             if tensor.device.type != "cpu":
-                raise ValueError(f"tensor {name!r} is on {tensor.device}; the emulator executes on host memory only")
+                raise ValueError(f"tensor {name!r} is on {tensor.device}: must be in host memory")
             span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             low = tensor.data_ptr()
             high = low + span * tensor.element_size() if tensor.numel() else low
         else:
-            raise TypeError(f"cannot register {type(tensor).__name__} {name!r}; expected a torch tensor or NumPy array")
+            raise TypeError(f"{name!r} is {type(tensor).__name__}: must be a torch tensor or NumPy array")
         if high > low:
             self.register(low, high - low, name, writable, owner=tensor)
 

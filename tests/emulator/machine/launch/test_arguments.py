@@ -80,13 +80,13 @@ def test_ints_for_parameters_of_a_float_type_keep_their_value(number: int) -> No
     [
         (1, 1 << 32, ValueError, "argument a = 4294967296: must be .* fit into 4 bytes"),
         (1, -(1 << 31) - 1, ValueError, "must be .* fit into 4 bytes"),
-        (1, 1.5, TypeError, r"argument a is the float 1.5, the kernel declares .s32; allowed are ints"),
-        (3, 1.0, TypeError, "argument c is the float 1.0, the kernel declares .u8"),
+        (1, 1.5, TypeError, r"argument a is the float 1.5: must be an int, the kernel declares .s32"),
+        (3, 1.0, TypeError, "argument c is the float 1.0: must be an int, the kernel declares .u8"),
         (4, 1 << 2000, ValueError, "argument d: an int of 2001 bits is too large for a float"),
         (5, 1.0, ValueError, "argument map is a float of 128 bytes: must be of 2, 4 or 8"),
         (2, np.float64(1), ValueError, "argument b has 8 bytes, the kernel declares 4"),
         (5, bytes(64), ValueError, "argument map has 64 bytes, the kernel declares 128"),
-        (6, "text", TypeError, "argument in is a str; allowed are int"),
+        (6, "text", TypeError, "argument in is a str: must be an int"),
     ],
 )
 def test_what_does_not_fit_is_named(index: int, value: object, error: type, message: str) -> None:
@@ -151,7 +151,7 @@ _GOOD = {"ptx": PTX, "kernel": "k", "grid": 1, "block": 1, "params": bytes(256)}
         ("ptx", None, TypeError, "ptx is a NoneType: must be PTX text, a str"),
         ("ptx", PTX.encode(), TypeError, "ptx is a bytes: must be PTX text, a str"),
         ("kernel", 3, TypeError, "kernel is a int: must be the name of an entry, a str, or None"),
-        ("kernel", "other", ValueError, "kernel 'other' is not in the module; it has k"),
+        ("kernel", "other", ValueError, "kernel = 'other': must be in the module; it has k"),
         *(
             (name, value, TypeError, f"{name} .*: must be a positive integer or one to three of them .x, y, z.")
             for name in ("grid", "block", "cluster")
@@ -205,7 +205,7 @@ def test_options_of_another_type_are_named(given: dict) -> None:
 
 def test_a_kernel_has_to_be_named_among_several() -> None:
     two = PTX + PTX[PTX.index(".visible") :].replace("entry k", "entry l")
-    with pytest.raises(ValueError, match="kernel None: only where the module has a single kernel .* it has k, l"):
+    with pytest.raises(ValueError, match="kernel = None: must be a name .* several kernels; it has k, l"):
         run(two, params=bytes(256), **SHAPE)
 
 

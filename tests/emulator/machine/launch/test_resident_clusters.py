@@ -245,7 +245,7 @@ def test_a_grid_without_a_barrier_traps() -> None:
 
 
 def test_a_cooperative_launch_that_does_not_fit() -> None:
-    message = r"grid \(133, 1, 1\) of a cooperative launch has 133 clusters, which have to be resident at once; 132 fit"
+    message = r"grid = \(133, 1, 1\) of a cooperative launch has 133 clusters: must be at most 132"
     with pytest.raises(ValueError, match=message):
         launch(module(COOPERATIVE, target="sm_90a"), np.zeros(32, np.uint32), 0, grid=(133, 1, 1), block=(1024, 1, 1),
                dynamic_smem=200_000, cooperative=True)  # fmt: skip
