@@ -48,10 +48,10 @@ class Place:
 
     Attributes:
         kind: that of a fault which other schedules may show ("arrival-early", "bytes-early", "announced-late",
-            "lanes-overtaken", "inval-order"); "draw" (the outcome is one of several), "answer" (of a look that the
-            program goes by), "pool" (something may have to wait for room), "unknown" (an instruction that is not
-            classified), "reported" (a detector's report, after which execution went on) or "schedule" (the run is none
-            that can be judged).
+            "lanes-overtaken", "inval-order", "allocation-order"); "draw" (the outcome is one of several), "answer" (of
+            a look that the program goes by), "pool" (something may have to wait for room), "unknown" (an instruction
+            that is not classified), "reported" (a detector's report, after which execution went on) or "schedule" (the
+            run is none that can be judged).
         text: what it is.
         instruction, line, source: where; "" and 0 where it is nowhere.
     """
@@ -172,9 +172,6 @@ def _against(flow: Flow, instruction: Instruction) -> Iterator[tuple[str, str]]:
     elif name == "fence":
         if any(part.startswith("tensormap") for part in parts):
             yield "unknown", "a fence of tensor maps, which the detectors do not follow"
-    elif parts[:2] == ("tcgen05", "alloc"):
-        # Accesses, tcgen05.dealloc and .relinquish_alloc_permit are compared with what is allocated at the moment.
-        yield "unknown", "an allocation of tensor memory, after which nothing follows whether its uses are ordered"
     elif name == "setmaxnreg":
         return  # the run itself is asked
     elif name not in _KNOWN:

@@ -70,6 +70,7 @@ class RaceChecks:
         launch.track_all()
         self.abroad = Abroad(self.columns, launch, self.cluster)
         self._serials: dict[int, int] = {}
+        self.allocations: dict[int, int] = {}  # by CTA: the column that counts changes of what it has allocated
         self.exits = ExitChecks(self.columns, self.ranks, strict)
         self._predecessor = self.columns.named("the launch before")
         self.agents: list[Agent] = []
@@ -256,6 +257,9 @@ class RaceChecks:
         index = int(np.argmax(part.late))
         column, group = divmod(int(part.places[index]), LANES // LANE_GROUP)
         identity = int(part.before[index])
+        if int(self.epochs.columns[identity >> LANE_BITS]) in self.allocations.values():
+            self._before_allocation(identity, rank, column, verb)
+            return
         what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
         other = self.side(identity, earlier, "tensor")
         error = TensorMemoryRace(
@@ -267,6 +271,19 @@ class RaceChecks:
         memory = Memory("tensor", column, 1, rank, lane=LANE_GROUP * group)
         error.know(side=Side(verb, what=what), other=other, memory=memory)
         self.report(error)
+
+    def _before_allocation(self, identity: int, rank: int, column: int, verb: str) -> None:
+        """An access to tensor memory that is not known to come after the allocation of its columns."""
+        number, who = identity >> LANE_BITS, self.looking
+        if who.clocks[Row.ORDER, self.epochs.columns[number]] >= self.epochs.clocks[number]:
+            return
+        other = Side("allocates", what=self.epochs.label(identity))
+        error = TensorMemoryRace(
+            f"{self.epochs.label(who.identity)} {verb} TMEM column {column} of CTA {rank}, but nothing orders that "
+            f"after the {other.what}"
+        )
+        memory = Memory("tensor", column, 1, rank)
+        self.stands_against(error.know("allocation-order", other=other, memory=memory))
 
     def _memory(self, part: Part, number: int, rank: int) -> Memory:
         """Memory of all lanes of the earlier access, like `_where`."""

@@ -8,8 +8,10 @@ tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed o
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 from cute_kernels.emulator.core.layout import STRUCTURES, words
+from cute_kernels.emulator.errors import TensorMemoryRace
 from cute_kernels.emulator.races.checks import RaceChecks
 from cute_kernels.emulator.races.happens_before import Agent, Offset
 from cute_kernels.emulator.races.operations import Operation, Place
@@ -25,6 +27,7 @@ class TensorRaces:
 
     def __init__(self, tracker: RaceChecks) -> None:
         self.tracker, self.epochs, self.planes = tracker, tracker.epochs, tracker.planes
+        self._managed: dict[int, tuple[int, str]] = {}  # by CTA: clock and name of the latest event of its allocations
         self._streams: dict[tuple[Agent, int], ctypes.Structure] = {}  # of tcgen05 operations, by lanes
 
     def _stream(self) -> ctypes.Structure:
@@ -80,8 +83,44 @@ class TensorRaces:
         self.tracker.looking = operation
         self.tracker.unit.tensor(self.planes[rank], place, operation, write, exempt, Row.TENSOR)
 
+    def allocate(self, parts: Sequence[tuple[Agent, int]], ncols: int) -> None:
+        """tcgen05.alloc, by one warp or by one of each CTA of a pair, of columns from the second of each part on.
+
+        For the detector it writes them, so that every access to them that is not ordered after it stands against the
+        certificate. Of a pair, each warp knows that the other CTA has allocated, too.
+        """
+        events = [self.manage(agent, "tcgen05.alloc") for agent, _ in parts]
+        for (agent, base), (column, clock) in zip(parts, events):
+            label = f"tcgen05.alloc of {agent.label}"
+            identity = self.epochs.new(column, clock, label, 0, agent.executing())
+            operation = Operation(identity, column, agent.clocks, agent.base, -1, address=agent.address)
+            self._access(agent.rank, (slice(base, base + ncols), slice(None)), operation, True, -1)
+            for other, _ in parts:
+                other.complete(column, clock, len(Row))
+
+    def manage(self, agent: Agent, what: str) -> tuple[int, int]:
+        """A warp changes what its CTA has allocated, or may allocate; returns column and clock of that event.
+
+        Which columns an allocation gets, and whether it may be made, depends on all such events before it. One that
+        another warp may do earlier or later stands against the certificate.
+        """
+        tracker, rank = self.tracker, agent.rank
+        column = tracker.allocations.setdefault(rank, tracker.columns.named(("allocations", rank)))
+        latest = self._managed.get(rank)
+        clock = 1 if latest is None else latest[0] + 1
+        if latest is not None and agent.clocks[Row.ORDER, column] < latest[0]:
+            error = TensorMemoryRace(
+                f"{what} of {agent.label} is not ordered after {latest[1]}: which columns an allocation of CTA {rank} "
+                "gets, and whether it may be made, depends on which of them comes first"
+            )
+            tracker.stands_against(error.know("allocation-order"))
+        self._managed[rank] = clock, f"{what} of {agent.label}"
+        agent.complete(column, clock, len(Row))
+        return column, clock
+
     def free(self, agent: Agent, column: int, ncols: int) -> None:
         """tcgen05.dealloc. Raises TensorMemoryRace when an access to the columns may not be over."""
+        self.manage(agent, "tcgen05.dealloc")
         place = (slice(column, column + ncols), slice(None))
         operation = self.tracker.looking = Operation(0, -1, agent.clocks, agent.base, -1, address=agent.address)
         self.tracker.unit.tensor(self.planes[agent.rank], place, operation, True, -1, Row.ORDER, freed=True)

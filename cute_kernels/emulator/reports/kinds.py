@@ -117,6 +117,9 @@ _BARRIERS = (
     Kind("inval-order", "{barrier} is invalidated, or initialised again, while another thread may still use it",
          "a barrier of all who use it (sync_threads) before mbarrier.inval, and one between that and the next "
          "mbarrier_init by another thread", detector=True),
+    Kind("allocation-order", "tensor memory may be used before it is allocated, or its allocations may come in another "
+         "order", "a barrier between tcgen05.alloc and whoever reads the address that it stores, and between the "
+         "allocations and deallocations of several warps", detector=True),
     Kind("phase-at-exit", "the kernel ends in the middle of a phase of {barrier}",
          "some arrivals or bytes of the last phase are missing, or the last phase has been begun once too often: the "
          "trips of the producer's and of the consumer's loop must be the same number", detector=True),

@@ -132,19 +132,6 @@ def test_a_run_that_cannot_be_judged_has_none():
     assert (place.kind, place.text) == ("reported", "global-race was reported, and execution went on")
 
 
-def test_tensor_memory_whose_uses_nobody_follows():
-    """Warp 1 frees, or gives up allocating, behind no barrier: other schedules fail, and this one says nothing."""
-    alloc = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic], 32;"
-    free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 0, 32;"
-    given_up = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
-    for first, other in ((alloc, free), (f"{alloc} {free}", given_up)):
-        body = f"{THREAD_OUTPUT} setp.ge.u32 %p2, %r1, 32; @%p2 bra OTHER; {first} bra END; OTHER: {other} END: ret;"
-        words = aligned(np.zeros(64, np.uint32))
-        text = module(body, parameters=1, target="sm_100a")
-        found = launch(text, words, block=(64, 1, 1)).certificate
-        assert [place.kind for place in found.places] == ["unknown"] and "tcgen05.alloc" in found.places[0].instruction
-
-
 def test_registers_that_may_have_to_be_waited_for():
     """Who gives registers must not wait for who takes some."""
     entry = ".maxnreg 64 .reqntid 256"

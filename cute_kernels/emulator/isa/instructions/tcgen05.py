@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
@@ -36,24 +38,39 @@ def alloc(warp: Warp, mask: int, destination: int, columns: int, cta_group: int)
     and each allocates in its own CTA (at equal addresses, since both CTAs allocate in the same order)."""
     require_whole_warp(warp, mask, "tcgen05.alloc")
     if cta_group == 2:
-        base = _together(warp, "alloc", (columns,))
+        base = _together(warp, "alloc", (columns,), _allocated)
     else:
         base = warp.cta.tmem.alloc(columns)
         if base is None:
             warp.wait = AllocationWait(warp.cta.tmem, columns)
+        else:
+            _allocated([(warp, base)], (columns,))
     if base is None:
         return None
-    warp.cta.tmem.note_alloc(base, warp.executing(), warp.label)
     warp.cluster.progress += 1
     warp.cluster.memory.view(destination, 4, write=True)[:] = np.frombuffer(base.to_bytes(4, "little"), np.uint8)
     watch_store(warp, 0, destination, 4)
     return True
 
 
-def _together(warp: Warp, name: str, operands: tuple[int, ...]) -> int | None:
-    """An operation with cta_group::2; None: the warp waits for its peer."""
+def _allocated(parts: Sequence[tuple[Warp, int]], operands: tuple[int, ...]) -> None:
+    """Warps, of both CTAs of a pair together, have allocated columns from the second of each part on."""
+    for warp, base in parts:
+        memory, cluster = warp.cta.tmem, warp.cluster
+        memory.note_alloc(base, warp.executing(), warp.label)
+        if cluster.may_wait_for_columns(memory):
+            text = "CTAs of a multiprocessor allocate tensor memory in an order that may leave them waiting"
+            cluster.places.add(("pool", warp.executing(), text))
+    if parts[0][0].agent is not None:
+        parts[0][0].cluster.tracker.tensor.allocate([(warp.agent, base) for warp, base in parts], *operands)
+
+
+def _together(
+    warp: Warp, name: str, operands: tuple[int, ...], done: Callable[..., None] = lambda parts, operands: None
+) -> int | None:
+    """An operation with cta_group::2; None: the warp waits for its peer. ``done``: as of `PairOperation.join`."""
     operation = warp.cluster.pair_operations[warp.cta.rank // 2][name]
-    result = operation.join(warp, operands)
+    result = operation.join(warp, operands, done)
     if result is None:
         warp.wait = PairWait(operation, warp.cta.rank)
     return result
@@ -98,6 +115,8 @@ def relinquish(warp: Warp, mask: int) -> None:
     """tcgen05.relinquish_alloc_permit."""
     require_whole_warp(warp, mask, "tcgen05.relinquish_alloc_permit")
     warp.cta.tmem.relinquish()
+    if warp.agent is not None:
+        warp.cluster.tracker.tensor.manage(warp.agent, "tcgen05.relinquish_alloc_permit")
 
 
 @family("tcgen05.relinquish_alloc_permit", destinations=0, operands="", qualifiers="$group sync aligned")

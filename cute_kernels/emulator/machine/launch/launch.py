@@ -14,7 +14,7 @@ from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.program import Kernel, Variable
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.arguments import extents, parameter_block
-from cute_kernels.emulator.machine.launch.capacity import capacity
+from cute_kernels.emulator.machine.launch.capacity import capacity, ctas_of_multiprocessor
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.register_pool import at_entry
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES, gaps
@@ -109,7 +109,8 @@ class Launch:
         self.waiting = Waiting()
         ranks, threads = math.prod(self.cluster), math.prod(self.block)
         needs = threads, self.shared_bytes, self.registers
-        self.capacity = capacity(target, ranks, *needs)
+        self.capacity, self.neighbours = capacity(target, ranks, *needs), ctas_of_multiprocessor(target, *needs)
+        self.dependent = ranks > 1 or bool(kernel.dependence)
         if options.resident is not None:
             self.capacity = min(self.capacity, options.resident)
 

@@ -34,9 +34,19 @@ class PairOperation:
         self._waiting: dict[int, tuple[WarpState, Operands]] = {}
         self._results: dict[int, tuple[WarpState, int]] = {}
 
-    def join(self, warp: WarpState, operands: Operands) -> int | None:
-        """A warp performs the operation, or looks again whether its peer has; None: it has to wait. Raises
-        IllegalAccess: there is no peer, or the operands of the two differ."""
+    def join(
+        self, warp: WarpState, operands: Operands, done: Callable[..., None] = lambda parts, operands: None
+    ) -> int | None:
+        """A warp performs the operation, or looks again whether its peer has; None: it has to wait.
+
+        Args:
+            warp: the warp.
+            operands: its operands.
+            done: is called when both have performed it, with each of them and its result, and the operands.
+
+        Raises:
+            IllegalAccess: there is no peer, or the operands of the two differ.
+        """
         rank, peer = warp.cta.rank, warp.cta.rank ^ 1
         if peer >= len(self._memories):
             raise IllegalAccess(f"{self.name}.cta_group::2 by CTA {rank} of a cluster without CTA {peer}, its peer")
@@ -56,6 +66,7 @@ class PairOperation:
         for each in (rank, peer):
             who, given = self._waiting.pop(each)
             self._results[each] = who, self._perform(self._memories[each], given)
+        done([self._results[each] for each in (rank, peer)], operands)
         warp.cluster.progress += 1
         return self._results.pop(rank)[1]
 

@@ -23,7 +23,7 @@ from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.state.named_barriers import NamedBarriers
 from cute_kernels.emulator.machine.state.register_pool import RegisterPool
 from cute_kernels.emulator.machine.state.smem import ClusterMemory, SharedMemory
-from cute_kernels.emulator.machine.state.tmem import TensorMemory
+from cute_kernels.emulator.machine.state.tmem import COLUMNS, TensorMemory
 from cute_kernels.emulator.machine.state.tmem_pairs import pair_operations
 from cute_kernels.emulator.machine.state.warp import WarpState
 from cute_kernels.emulator.machine.units.copies import bulk, cp_async
@@ -161,6 +161,8 @@ class LaunchFacts(Protocol):
         instructions: of the kernel.
         registers: of a thread when the kernel begins, or None where that is not known.
         reported: keys of reports after which execution went on: none is made again.
+        neighbours: CTAs of the launch that a multiprocessor holds at once.
+        dependent: whether some CTAs may wait for others.
     """
 
     grid: tuple[int, int, int]
@@ -179,6 +181,8 @@ class LaunchFacts(Protocol):
     instructions: Sequence[Instruction]
     registers: int | None
     reported: set[tuple[object, ...]]
+    neighbours: int
+    dependent: bool
 
     def take_cluster(self, request: Step) -> tuple[int, int, int] | None: ...
 
@@ -317,6 +321,16 @@ class Cluster:
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
+
+    def may_wait_for_columns(self, memory: TensorMemory) -> bool:
+        """For the certificate: whether CTAs that share a multiprocessor may wait for each other's tensor memory.
+
+        None waits for ever if all that each ever holds has room at once, or if whoever holds some waits for nobody.
+        """
+        neighbours = self._launch.neighbours
+        if neighbours < 2:
+            return False
+        return len(memory.allocations) > 1 or (self._launch.dependent and memory.columns_used * neighbours > COLUMNS)
 
     def _index(self) -> int:
         """Index of the instruction that is executed now, -1 if that is not known."""
