@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from cute_kernels.common.facts import flag, number
 
-# --- element types by the names that torch gives them, for whoever does without torch --------------------------------
+# --- element types by torch's names, without torch --------------------------------------------------------------------
 
 ITEMSIZE = {"uint8": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of an element."""

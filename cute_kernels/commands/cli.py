@@ -268,7 +268,7 @@ def _command_parser() -> type[argparse.ArgumentParser]:
 
 
 def _add_emulated(commands: argparse._SubParsersAction, name: str) -> None:
-    """Where the emulator's dependencies are missing, the command is there too, and says so."""
+    """Adds a command of the emulator; where its dependencies are missing, the command says so."""
     module, what = _EMULATED[name]
     if not extras.missing("emulator"):
         importlib.import_module(module).add_parser(commands)

@@ -104,7 +104,7 @@ MOST_SMEM_BYTES = max(chip.smem_bytes for chip in CHIPS.values())
 """Shared memory of a CTA of the chip that has most."""
 
 DEFAULT_ARCH = "sm_100a"
-"""The chip of whoever does not name one."""
+"""The chip where none is named."""
 
 _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
 

@@ -76,7 +76,7 @@ def _put_back() -> None:
 
 
 def _run() -> None:
-    """All of them, whatever one of them raises."""
+    """Runs the handlers of all noted signals, whatever one of them raises."""
     if noted:
         number = next(iter(noted))
         frame, handler = noted.pop(number), signal.getsignal(number)

@@ -98,7 +98,7 @@ def directory() -> Path | None:
         return _default_directory()
     try:
         path = Path(chosen).expanduser()
-    except RuntimeError:  # the home directory of nobody
+    except RuntimeError:  # there is no home directory
         path = Path()
     # A relative path would be another directory in every working directory, and an empty one the directory itself.
     if not path.is_absolute():
@@ -124,7 +124,7 @@ def _default_directory() -> Path | None:
 
 
 def _usual_directory() -> Path:
-    """That of the XDG Base Directory Specification, which ignores a relative ``XDG_CACHE_HOME``; with ~ of nobody."""
+    """The folder of the XDG Base Directory Specification; with ~ unexpanded if there is no home directory."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(chosen if os.path.isabs(chosen) else "~/.cache", "cute-kernels")
     try:

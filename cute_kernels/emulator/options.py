@@ -44,15 +44,15 @@ class Options:
     """How to run.
 
     Attributes:
-        seed: replays the same schedule.
+        seed: of everything that is drawn; the same seed gives the same schedule.
         completion: when asynchronous work takes effect: at once, as late as possible, or at random.
         interleave: which warp runs next: in turn until it waits, a random one for a random while, or ``"starve"``: at
-            random, but for a role (of all CTAs or of one) or a single warp, drawn from the seed, that runs only when
-            nothing else can and no asynchronous work is pending. That shows signals which come in time by luck alone.
+            random, but one role (of all CTAs or of one) or one warp, drawn from the seed, runs only when nothing else
+            can and no asynchronous work is pending. That shows signals that come in time by luck alone.
         spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed, and
-            clusterlaunchcontrol.try_cancel that no cluster is left although some wait, as on a B200 under load: those
-            begin by themselves.
-        detectors: report what is wrong whatever the results: everything that `without` can leave out.
+            clusterlaunchcontrol.try_cancel that no cluster is left although some wait, as on a B200 under load; the
+            GPU launches those as usual.
+        detectors: report faults whether or not results are wrong: all that `without` can leave out.
         without: detectors to leave out, of `DETECTORS`: ``"races"`` (races in all memories, missing fences and waits,
             phases of mbarriers that waits may miss, CTAs that exit while their memory is in use), ``"uninitialised"``
             (reads of shared and tensor memory that nobody has written), ``"registers"`` (of a wgmma in flight),
@@ -74,27 +74,27 @@ class Options:
         barriers: (offset in shared memory, name) of mbarriers, for reports.
         max_warp_instructions: per cluster; a kernel that executes more is reported as a hang. None for no limit. The
             928,256 x 768 x 768 problem takes 79 million in all its clusters together.
-        max_idle_blocks: basic blocks that each running warp of a cluster may execute while nothing happens (no store,
-            no barrier, no asynchronous work) before that is reported as a hang: loops that count while they wait for
-            what nobody does. (Loops that return to the same registers are recognised sooner.) A strong load (volatile,
-            relaxed or acquire), or an atomic that changes nothing, counts as 250 blocks. None for no limit.
+        max_idle_blocks: basic blocks that each running warp of a cluster may execute without any effect (a store, a
+            barrier, asynchronous work) before a hang is reported: such loops count while they wait in vain. (Loops
+            that return to the same registers are recognised sooner.) A strong load (volatile, relaxed or acquire), or
+            an atomic that changes nothing, counts as 250 blocks. None for no limit.
         interleave_clusters: which cluster runs next: in turn until it waits for another one, several at random, or
             ``"starve"``: one of the first, drawn from the seed, only when no other one can run.
         resident: clusters that run at the same time at most; None: as many as the chip holds (`launch.residents`).
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.observe.trace`), also when it fails.
-        processes: how many execute the clusters of a launch at the same time, forked for it, where clusters turn out to
-            be independent (`cute_kernels.emulator.machine.launch.clusters`); results and reports are those of one
-            process, and `Report.one_process` says why a launch ran in one nevertheless.
-        going_on: called with a report of a detector, which says where it happened; True: execution goes on as if
-            nothing were wrong, False: the report is raised. None: all are raised. A race, or a read of what nobody has
-            written, that the same instructions show again is not reported again.
-        steps: turns that warps have, and asynchronous work that takes effect, before the rest of the schedule; those
-            that are not possible when it is their turn are left out. Nothing else may be drawn at random then.
+        processes: forked processes that execute the clusters of a launch at the same time, if the clusters turn out to
+            be independent (`cute_kernels.emulator.machine.launch.clusters`). Results and reports are the same as with
+            one process; `Report.one_process` says why a launch ran in one nevertheless.
+        going_on: called with each report of a detector. If it returns True, execution goes on as if nothing were wrong;
+            if False, the report is raised. None: all reports are raised. A race or an uninitialised read that the same
+            instructions show again is not reported again.
+        steps: turns of warps, and asynchronous work that takes effect, before the rest of the schedule. A step that is
+            not possible when its turn comes is left out. Nothing else may be drawn at random then.
         progress: called with (clusters done, clusters to run), first with 0; with several processes again with 0 where
             clusters that have been executed turn out to depend on each other.
         debugger: stops warps; kernels are then executed instruction by instruction, in the same order.
-        stepped: called with every step that is taken, also of other schedules, and what it came to, in words.
+        stepped: called with every step that is taken, under any schedule, and its result in words.
     """
 
     seed: int = 0
@@ -196,5 +196,5 @@ def default_options(options: Options) -> Iterator[None]:
 
 
 def current_options() -> Options:
-    """Those of the innermost `default_options`, or the defaults."""
+    """The options of the innermost `default_options`, or the defaults."""
     return _CURRENT.get() or Options()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _PRECISIONS = ("int8", "fp8", "bf16", "fp16")
-"""Those that read the fewest bytes first, in which order they are chosen where nothing was timed."""
+"""Precisions, those that read the fewest bytes first: the order of choice where nothing was timed."""
 
 _AS_GOOD = 1.5
 """Error in the tower over that of the library in the model's type, up to which a precision is as good as that."""

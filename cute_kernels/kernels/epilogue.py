@@ -100,7 +100,7 @@ class Scales:
         return Scales(call, self.rows, self.features)
 
     def of_batch(self, batch: Int32) -> Scales:
-        """Those of one product, where rows and features are ``[.., batches]``."""
+        """Scales of one product, where rows and features are ``[.., batches]``."""
         along = [None if factors is None else factors[None, batch] for factors in (self.rows, self.features)]
         return Scales(self.call, *along)
 

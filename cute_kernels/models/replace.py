@@ -82,7 +82,7 @@ class Family:
 
 @functools.cache
 def _replacement(family: Family, original: type) -> type:
-    """It has the original's name, which device maps go by."""
+    """The class that replaces another one, under its name, which device maps go by."""
     members = {"family": family, "library": original, "__doc__": family.mixin.__doc__}
     return type(original.__name__, (family.mixin, original), members | {"__module__": family.mixin.__module__})
 

@@ -106,7 +106,7 @@ def _part(name: str) -> Any:
 
 
 _last = threading.local()
-"""Its ``call``: a normalisation whose layer is not known yet, the pixels that it got, and what it made of them."""
+"""``call`` of a thread: a normalisation whose layer is not known yet, the pixels it got, and what it made of them."""
 
 
 class _PassesRawPixels:

@@ -142,7 +142,7 @@ class PatchWeight(torch.nn.Module):
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
-        """All of a state or nothing: buffers of different weights mean nothing together.
+        """Loads a whole state or nothing: buffers of different weights mean nothing together.
 
         ``load_state_dict`` reports what does not fit as it does shapes that differ.
 

@@ -119,7 +119,7 @@ class TmemRegion:
 
 
 def tmem_accumulators(count: int, columns: int) -> tuple[TmemRegion, ...]:
-    """So many accumulators side by side, from the first column on."""
+    """Accumulators side by side, from the first column on."""
     return tuple(TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(count))
 
 

@@ -43,7 +43,7 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Those of `GemmPlan.operands`, and a workspace if K is split.
+        """Operands of `GemmPlan.operands`, and a workspace if K is split.
 
         It is ``arrivals``, 0 for every tile before a launch and behind it, and ``partials`` [tiles, slices,
         `partial_elements`].

@@ -21,7 +21,7 @@ STEP_BYTES = 32
 """K of one ``mma.sync``: 8 elements of TF32, 16 of 16 bits, 32 of 8 (PTX ISA, mma.m16n8k8, k16 and k32)."""
 
 FP8_ARCHS = ("sm_89", "sm_120")
-"""Whose tensor cores multiply E4M3 by ``mma.sync``. For sm_90 the assembler makes two of FP16 and conversions of each,
+"""Architectures that multiply E4M3 by ``mma.sync``. For sm_90 the assembler makes two of FP16 and conversions of each,
 which takes longer than BF16; earlier ones have no such instruction."""
 
 MOST_ACCUMULATORS = 128
@@ -245,7 +245,7 @@ def choice(kind: type[C], checked_plan: base.Checked, configs: Configs) -> Choic
         return sorted(base.legal_plans(checked_plan, problem, configs(problem), arch, sm_count), key=clocks)
 
     def default_config(problem: Any, arch: base.Arch, sm_count: int) -> C:
-        """That of the first plan; of none the class's own, of which its plan says what is wrong."""
+        """The first plan's configuration; without plans the default, whose own plan says what is wrong."""
         plans = search_space(problem, arch, sm_count)
         return plans[0].config if plans else kind()
 

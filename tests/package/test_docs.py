@@ -177,8 +177,9 @@ def test_commands_are_found() -> None:
 
 
 def test_docstrings_name_the_thing_first() -> None:
-    """A docstring that begins with "What ..", "Of ..", "As ..", "Likewise" says nothing to whoever reads it alone."""
+    """A docstring that begins with "What ..", "Those ..", "Its .." says nothing to a reader who sees it alone."""
     sources = sorted((ROOT / "cute_kernels").rglob("*.py"))
-    starts = re.compile(r'^\s*"""(?:What|Of|As|Likewise|The same)\b.*', re.MULTILINE)
+    pronouns = r"What|Of|As|Likewise|The same|Those|That of|One of them|All of|Its|Their|Whose|It|They"
+    starts = re.compile(rf'^\s*"""(?:{pronouns})\b.*', re.MULTILINE)
     assert [(str(path), start) for path in sources for start in starts.findall(path.read_text())] == []
     assert len(sources) > 300

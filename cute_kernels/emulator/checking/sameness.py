@@ -66,7 +66,7 @@ class MemoryLog:
         self.launches.append(LaunchMemory(short_name(launch.ptx, launch.kernel_name), self._now(), (), named))
 
     def ended(self, report: Any) -> None:
-        """It is complete."""
+        """The launch is complete."""
         last = self.launches[-1]
         self.launches[-1] = dataclasses.replace(last, after=self._now())
 

@@ -124,7 +124,7 @@ class Completed:
         self._ended: list[str] = []
 
     def take(self) -> list[str]:
-        """Their names."""
+        """Names of the operations that have taken effect since the last call."""
         ended, self._ended = self._ended, []
         return ended
 

@@ -71,7 +71,7 @@ def machine() -> str:
 
 
 def variants() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Those of the machine that is compiled for."""
+    """Variants of the core for the machine that is compiled for."""
     return VARIANTS.get(machine(), _OTHER_MACHINES)
 
 

@@ -173,7 +173,7 @@ class ClusterTrace:
         self._where = self._places[warp.code.standing or 0]
 
     def give_way(self, warp: WarpState) -> None:
-        """It has stopped: it waits, has used up its turn, or has exited."""
+        """The warp has stopped: it waits, has used up its turn, or has exited."""
         self.cluster.events.read()
         executed = warp.code.steps
         if warp.wait is None and warp in self.cluster.running and warp.code.counted:

@@ -84,7 +84,7 @@ class Streams:
 
     @property
     def current(self) -> int:
-        """This thread's, as torch has it."""
+        """The current stream of this thread, as torch has it."""
         return self._entered()[-1]
 
     @current.setter

@@ -19,7 +19,7 @@ _COMMIT, _BYTES, _ANNOUNCES = (CONSTANTS[name] for name in ("TENSOR_COMMIT", "CO
 
 
 def place_of(address: int) -> str:
-    """Where an mbarrier is, in words."""
+    """Place of an mbarrier, in words."""
     return f"shared offset {address & 0xFFFFFF} of CTA {address >> 24}"
 
 
@@ -141,7 +141,7 @@ def _instruction(races: RaceChecks, place: int) -> Instruction | None:
 
 
 def _other(races: RaceChecks, point: SyncPoint, column: int, phase: int, address: int) -> tuple[Side | None, str]:
-    """Who does what an event has to come after, by a column of it, and the same in words."""
+    """The agent whose operation an event has to come after, by a column of it, and the operation in words."""
     owner = next((one for one in races.agents if one.base <= column < one.base + WARP_COLUMNS), None)
     if owner is None:
         copies = "the copies whose bytes complete" if column == point.column else "an asynchronous arrival in"

@@ -181,7 +181,7 @@ class Plane:
         self._locate()
 
     def expect_reads(self, layers: int = 1) -> None:
-        """There are so many layers at once."""
+        """Makes room for so many layers at once."""
         while len(self._store) < layers:
             self.make_room()
         self.block[self._first + _PLANE["layer_count"]] = layers

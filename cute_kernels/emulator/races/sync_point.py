@@ -174,7 +174,7 @@ class SyncPoint:
 
     @property
     def column(self) -> int | None:
-        """It counts the phases; of the asynchronous copies that signal it. None for a barrier without phases."""
+        """Column that counts the phases of copies that signal the barrier; None for a barrier without phases."""
         column = self._words[_COLUMN]
         return None if column < 0 else column
 

@@ -72,7 +72,7 @@ class Tile:
 
     @property
     def swizzle(self) -> str:
-        """Its swizzle, by the name that tensor maps have for it."""
+        """Swizzle of the tensor, by the name that tensor maps have for it."""
         found = re.fullmatch(r"S<([123]),4,3>", self.view.swizzle)
         return f"swizzle {16 << int(found[1])}B" if found else f"swizzle {self.view.swizzle or 'none'}"
 
@@ -217,7 +217,7 @@ def _numbered(variables: list[Variable], known: Allocations) -> list[tuple[Varia
 
 
 def _in_dynamic_memory(known: Allocations | None, nbytes: int) -> tuple[Allocation, ...]:
-    """Those allocations, if they fill the dynamic shared memory of the launch as far as it is known to be filled."""
+    """Allocations of dynamic shared memory, if they fill as much of it as the launch is known to use."""
     if known is None or not known.dynamic:
         return ()
     end = known.dynamic[-1].first + known.dynamic[-1].nbytes

@@ -30,7 +30,7 @@ class Barriers:
                 self._variables.setdefault(variable, set()).add(state.offset)
 
     def barrier(self, state: BarrierState) -> Barrier:
-        """One of them."""
+        """A barrier as reports show it."""
         init = None
         if state.init is not None:
             init = self._place(state.init)

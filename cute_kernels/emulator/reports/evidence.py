@@ -171,7 +171,7 @@ class Evidence:
         return bool(done - {"arrive"}) if done else None, waiters
 
     def stage(self, spot: Spot) -> int:
-        """Which of its array an mbarrier is."""
+        """Index of an mbarrier in its array."""
         return self.stages(spot).index(spot[1])
 
     def alike(self, spot: Spot) -> Callable[[Spot], bool]:
@@ -240,7 +240,7 @@ class Evidence:
         return found or (side.instructions[0] if side is not None and side.instructions else None)
 
     def stage_of_memory(self, memory: Memory | None, stages: int) -> int | None:
-        """Which stage of an array of so many some bytes are in; None if that is not known."""
+        """Stage of an array that some bytes are in, of so many stages; None if that is not known."""
         if memory is None or memory.space != "shared" or stages < 2:
             return None
         around = (each for each in self.arrays if each.first <= memory.first < each.first + each.nbytes)

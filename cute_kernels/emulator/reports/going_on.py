@@ -64,7 +64,7 @@ class Suppression:
 
 
 def read(path: Path) -> list[Suppression]:
-    """Those of a file: one a line, ``#`` begins a comment.
+    """Suppressions of a file: one a line, ``#`` begins a comment.
 
     Raises:
         OSError: it cannot be read.
@@ -146,7 +146,7 @@ def _identity(error: EmulatorError) -> Iterator[object]:
 
 
 def all_of(texts: Iterable[Suppression], files: Iterable[Path]) -> list[Suppression]:
-    """Those of a command line and of its files.
+    """Suppressions of a command line and of its files.
 
     Raises:
         OSError, ValueError: as `read`.

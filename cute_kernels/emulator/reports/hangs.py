@@ -17,7 +17,7 @@ _MOST_NAMED = 4  # groups of warps in a sentence
 def grouped(
     waits: Sequence[WaitState], place: Callable[[Instruction], Place], barriers: Barriers
 ) -> tuple[Waiting, ...]:
-    """Who waits for what, warps of a CTA that do the same together."""
+    """Warps and what they wait for; warps of a CTA that wait for the same together."""
     groups: dict[object, list[WaitState]] = {}
     for wait in waits:
         name = WarpName.of(wait.warp)

@@ -88,7 +88,7 @@ class Barrier:
 
     @property
     def title(self) -> str:
-        """Its name, or where it is."""
+        """Name of the barrier, or where it is."""
         return self.name or f"the mbarrier at shared offset {self.offset}"
 
 

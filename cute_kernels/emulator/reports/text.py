@@ -119,7 +119,7 @@ def _related(related: Related, verbose: bool) -> Iterator[Row]:
 
 
 def _by_source(places: tuple[Place, ...]) -> list[list[Place]]:
-    """Those of each source line together: an unrolled loop repeats it."""
+    """Places of each source line together: an unrolled loop repeats it."""
     found: dict[object, list[Place]] = {}
     for place in places:
         key = (place.source.path, place.source.line) if place.source else place.ptx_line

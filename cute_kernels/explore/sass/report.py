@@ -104,7 +104,7 @@ class MachineCode:
         return "\n".join(rows)
 
     def document(self) -> dict[str, Any]:
-        """All of it as data for JSON."""
+        """The machine code and its findings as data for JSON."""
         return {
             "kernel": self.kernel,
             "name": self.name,

@@ -303,7 +303,7 @@ class TransposedKernel:
         raise NotImplementedError
 
     def staging_layout(self) -> cute.ComposedLayout:
-        """That box in shared memory, by `transposed_layout`."""
+        """The box of a TMA store in shared memory, by `transposed_layout`."""
         raise NotImplementedError
 
     def epilogue(self, args: Any, drain: TransposedEpilogue) -> TransposedEpilogue:

@@ -39,7 +39,7 @@ class Warp:
 
 
 def this_warp(plan: Sm80Plan) -> Warp:
-    """That of this thread, computed where it is called."""
+    """The warp of this thread, computed where it is called."""
     thread = computed_here(team_thread(plan))
     warp = cute.arch.make_warp_uniform(thread // 32)
     c = plan.config
@@ -192,7 +192,7 @@ class MainLoop:
         return loads[:1] if self.plan.keeps_b else loads
 
     def _b(self, stage: Int32, block: Int32) -> Int32:
-        """Where B of a block is: in the stage, or kept."""
+        """B of a block: in the stage, or kept."""
         if not self.plan.keeps_b:
             return stage
         return cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint() + block * self.plan.kept_block_bytes

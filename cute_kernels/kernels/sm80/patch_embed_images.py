@@ -114,7 +114,7 @@ class ImagesTiles:
         return shared_base(self.plan) + self.plan.ring_bytes
 
     def _scales(self, n_at: Int32, inside: Int32) -> cute.Tensor | None:
-        """Those of a lane's features from ``n_at`` on, which are from ``inside`` on in the tile."""
+        """Scales of a lane's features from ``n_at`` on, which are from ``inside`` on in the tile."""
         plan = self.plan
         if self.scale is None:
             return None

@@ -71,7 +71,7 @@ class PatchLoad:
         ]
 
     def roundings(self, stage: Int32, exists: Int32) -> list[Chore]:
-        """None: pixels are multiplied as they are."""
+        """Chores that round pixels: none, they are multiplied as they are."""
         return []
 
 

@@ -344,7 +344,7 @@ class TransposedKernel:
         raise NotImplementedError
 
     def staging_layout(self) -> cute.ComposedLayout:
-        """That box in shared memory, SWIZZLE_128B: rows of 64 features, in the order of the columns of a tile."""
+        """The box of a TMA store in shared memory, SWIZZLE_128B: rows of 64 features, ordered as a tile's columns."""
         raise NotImplementedError
 
     def epilogue(self, operands: Any, staging: WarpgroupStaging, feature_block: Int32) -> TileEpilogue:

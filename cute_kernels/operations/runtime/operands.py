@@ -34,12 +34,12 @@ class Operands(SimpleNamespace):
         return Operands(**(vars(self) | changes))
 
     def of(self, plan: Plan) -> Operands:
-        """Those that a plan knows."""
+        """The operands that a plan knows."""
         names = {operand.name for operand in plan.operands}
         return Operands(**{name: value for name, value in vars(self).items() if name in names})
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those in memory."""
+        """The operands that are tensors, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
 
     def addresses(self) -> dict[str, Any]:

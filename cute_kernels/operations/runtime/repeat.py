@@ -317,7 +317,7 @@ class RepeatedCalls:
         )
 
     def _products(self, values: tuple, plan: Plan) -> Iterator[tuple[ScaleProduct, Picker]]:
-        """Those that the plan has an operand for, with what picks the factors, None in place of tensors of more."""
+        """Products of scales that the plan has an operand for, each with what picks its factors from the values."""
         present = {operand.name for operand in plan.operands if operand.present}
         for scale in self._scales:
             factors = [i for i, a in enumerate(self._arguments) if a.name in scale.factors]

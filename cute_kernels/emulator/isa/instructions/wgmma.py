@@ -44,7 +44,7 @@ class _Kind:
 
     @property
     def integers(self) -> bool:
-        """They have no imm-scale, but .satfinite."""
+        """Whether operands are integers, which have .satfinite in place of imm-scale."""
         return self.d_types == ("s32",)
 
 

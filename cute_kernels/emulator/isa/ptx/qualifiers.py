@@ -106,7 +106,7 @@ def _why(form: tuple[Slot, ...], left: tuple[str, ...], missing: list[Slot]) -> 
 
 
 def _kind(word: str) -> str:
-    """Which words keep their order: those of one kind."""
+    """Kind of a word; words of one kind keep their order."""
     return "type" if _TYPE.fullmatch(word) else "space" if _SPACE.fullmatch(word) else _IN_ORDER.get(word, "")
 
 

@@ -39,7 +39,7 @@ class Emitter(Protocol):
 
 
 class Accumulators:
-    """Those of one block, while its nodes are emitted.
+    """Accumulators of one block, while its nodes are emitted.
 
     Args:
         emitter: of the block.
@@ -162,7 +162,7 @@ class Accumulators:
         return target
 
     def read(self, place: int) -> int:
-        """Where what an instruction finds in a place is, for this instruction."""
+        """Offset of the value that an instruction reads from a register."""
         found = self._emitter.scratch(_ROW)
         self._emitter.program.put("registers_read", a=place, d=found)
         return found
@@ -175,7 +175,7 @@ class Accumulators:
             program.put("registers_move", b=program.list([len(pairs), *places]), c=flags, imm=place)
 
     def overwrite(self, variables: Sequence[str]) -> None:
-        """These are about to be written, whatever will be filled in."""
+        """Notes that registers are about to be written, whatever a wgmma in flight will fill in."""
         program = self._emitter.program
         places = [program.layout.slots[name] for name in variables if name in self.slots]
         if places:

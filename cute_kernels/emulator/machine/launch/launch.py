@@ -49,7 +49,7 @@ class Waiting:
         self._indices, self._begun = indices, 0
 
     def left(self) -> Sequence[int]:
-        """All of them."""
+        """Indices of all clusters that have not begun."""
         return self._indices[self._begun :]
 
     def __len__(self) -> int:

@@ -88,7 +88,7 @@ class Residents:
         return bool(self._launch.waiting) and len(self._running) < self._launch.capacity
 
     def _next(self) -> Scheduler:
-        """Whose turn it is; raises Hang when all wait."""
+        """The cluster that runs next; raises Hang when all wait."""
         if self._steps and (following := self._of_step()) is not None:
             return following
         able = [each for each in self._running if each not in self._stuck]
@@ -115,7 +115,7 @@ class Residents:
         return chosen
 
     def _of_step(self) -> Scheduler | None:
-        """Whose the next of the steps is, for which clusters may have to begin; None: no step is left."""
+        """The cluster of the next step, after those before it have begun; None: no step is left."""
         while self._steps:
             index = self._steps[0].cluster
             while index in self._launch.waiting and self._room():

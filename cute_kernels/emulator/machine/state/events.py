@@ -42,10 +42,10 @@ class Observer(Protocol):
         """An operation is issued; operations in flight have different numbers."""
 
     def begins(self, number: int) -> None:
-        """It takes effect."""
+        """The operation takes effect."""
 
     def ends(self, number: int, failed: bool) -> None:
-        """It has taken effect, or has failed."""
+        """The operation has taken effect, or has failed."""
 
     def completed(self, key: Hashable, count: int | None) -> None:
         """Waits with this `Wait.key` may be over: so many phases, generations or operations are complete; None: as

@@ -100,7 +100,7 @@ class NamedBarriers:
 
 
 class NamedBarrier:
-    """One of them, for those who wait there."""
+    """A named barrier, for the warps that wait there."""
 
     def __init__(self, barriers: NamedBarriers, number: int) -> None:
         self._barriers, self._number = barriers, number

@@ -86,7 +86,7 @@ class ClusterBarrier:
         return generation
 
     def leave(self, warp: Warp, mask: int, order: int) -> None:
-        """These lanes saw the barrier complete."""
+        """Lanes of a warp saw the barrier complete."""
         if self.point is not None:
             warp.agent.acquire(self.point, order)
         lanes, generation = self._waiting[warp]

@@ -83,7 +83,7 @@ class Form:
 
     @property
     def operand_bytes(self) -> int:
-        """That it reads from shared memory."""
+        """Bytes that the instruction reads from shared memory."""
         return (self.n + (0 if self.a_in_registers else ROWS)) * K_BYTES
 
 
