@@ -86,6 +86,20 @@ JUDGED = {
     "time that a store reads": ("st.global.u32 [%d1], %clock;", ["draw"]),
     "a loop without a way out, which time chooses": ("mov.u32 %r8, %clock; setp.ne.u32 %p3, %r8, 0; @%p3 bra END; "
         "L: bra L;", ["draw"]),
+    "a loop that looks at the time once": (
+        "mov.u32 %r8, %clock; L: setp.gt.u32 %p3, %r8, 100000; @%p3 bra L;", ["draw"]),
+    "a loop that may come too late": (IDLE.replace("setp.lt", "setp.gt").replace("10, 4", "10, 4000"), ["draw"] * 2),
+    "a loop until a time before": (IDLE.replace("%r9, %r8", "%r8, %r9"), ["draw", "draw"]),
+    "a loop that changes how long it waits": (IDLE.replace("setp.lt.u32", "add.u32 %r11, %r11, 1; setp.lt.u32").replace(
+        "%r10, 4", "%r10, %r11"), ["draw", "draw"]),
+    "a branch by the time of day": ("mov.u64 %d8, %globaltimer; mov.u32 %r9, 0; setp.gt.u64 %p3, %d8, 5; @%p3 bra A; "
+        "mov.u32 %r9, 1; A: st.global.u32 [%d1], %r9;", ["draw"]),
+    "an exit by time": ("mov.u32 %r8, %clock; setp.lt.u32 %p3, %r8, 30; @%p3 exit; st.global.u32 [%d1], 7;", ["draw"]),
+    "a loop until a time of day": ("mov.u64 %d8, %globaltimer; add.u64 %d8, %d8, 9; L: mov.u64 %d9, %globaltimer; "
+        "setp.le.u64 %p3, %d8, %d9; @!%p3 bra L;", []),
+    "a wait whose way back may not end": (INIT + ARRIVE.format("_") + "mov.u32 %r8, 0; W: mbarrier.test_wait.parity"
+        ".shared.b64 %p2, [dynamic], 0; @%p2 bra DONE; L: setp.eq.u32 %p3, %r8, 0; @%p3 bra L; bra W; DONE:",
+        ["answer"]),
     "which multiprocessor it is": ("mov.u32 %r8, %smid; st.global.u32 [%d1], %r8;", ["draw"]),
     "a sum": ("red.global.add.u32 [%d0], 1;", ["draw"]),
     "a ticket": ("atom.global.add.u32 %r8, [%d0], 1; st.global.u32 [%d1+128], %r8;", ["draw"]),

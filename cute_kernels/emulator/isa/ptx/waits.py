@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from cute_kernels.emulator.isa.ptx.families import read, written
 from cute_kernels.emulator.isa.ptx.flow import Block, Flow, is_together
-from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Operand, Register, Special
 
 _COPIES = ("cp", "async", "bulk")
 _SENT = (("st", "async"), ("red", "async"), ("tcgen05", "commit"))
@@ -91,41 +91,49 @@ def waits_until_complete(flow: Flow, index: int) -> bool:
         return False
     taken, passed = block.successors  # the target first
     again, on = (taken, passed) if branch.guard.negated else (passed, taken)
-    back, changed = _idle(flow, again, block.index)
+    back = _idle(flow, again, block.index)
+    if back is None or on in (again, block.index):
+        return False
     live = block.live_in | (flow.blocks[on].live_in if on != flow.exit else frozenset())
-    return back and on not in (again, block.index) and not changed & (live - set(looks))
+    return not _changed(flow, back) & (live - set(looks))
 
 
 def _block_of(flow: Flow, index: int) -> Block:
     return next(block for block in flow.blocks if block.start <= index < block.end)
 
 
-def _idle(flow: Flow, start: int, end: int) -> tuple[bool, set[str]]:
-    """Whether all that is executed from one block until another has no effect; and registers that it changes."""
-    work, seen, changed = [start], {end}, set()
+def _idle(flow: Flow, start: int, *ends: int) -> set[int] | None:
+    """Blocks from one on, until the first of some others, if nothing in them has an effect and all ways lead there."""
+    work, seen = [start], set(ends)
     while work:
         index = work.pop()
         if index in seen:
             continue
-        if index == flow.exit:
-            return False, changed
+        if index == flow.exit or not _is_pure(flow, index):
+            return None
         seen.add(index)
-        block = flow.blocks[index]
-        for instruction in flow.kernel.instructions[block.start : block.end]:
-            if instruction.parts[0] not in PURE and instruction.parts[0] not in ("bra", "nanosleep"):
-                return False, changed
-            changed.update(written(instruction))
-        work += block.successors
-    return _all_reach(flow, seen, end), changed
-
-
-def _all_reach(flow: Flow, blocks: set[int], end: int) -> bool:
-    """Whether each of some blocks has a way to one of them: a loop without a way out ends nowhere."""
-    reached, before = {end}, 0
+        work += flow.blocks[index].successors
+    reached, before = set(ends), 0
     while before != len(reached):
         before = len(reached)
-        reached |= {index for index in blocks if reached.intersection(flow.blocks[index].successors)}
-    return blocks <= reached
+        reached |= {index for index in seen if index in ends or reached.issuperset(flow.blocks[index].successors)}
+    return seen - set(ends) if seen <= reached else None
+
+
+def _is_pure(flow: Flow, index: int) -> bool:
+    block = flow.blocks[index]
+    names = (each.parts[0] for each in flow.kernel.instructions[block.start : block.end])
+    return all(name in PURE or name in ("bra", "nanosleep") for name in names)
+
+
+def _instructions(flow: Flow, blocks: set[int]) -> list[Instruction]:
+    spans = (flow.blocks[index] for index in blocks)
+    return [each for span in spans for each in flow.kernel.instructions[span.start : span.end]]
+
+
+def _changed(flow: Flow, blocks: set[int]) -> set[str]:
+    """Registers that they write."""
+    return {name for each in _instructions(flow, blocks) for name in written(each)}
 
 
 def decides_nothing(flow: Flow, index: int) -> bool:
@@ -156,17 +164,60 @@ def decides_nothing(flow: Flow, index: int) -> bool:
 
 
 def _only_delays(flow: Flow, branch: int) -> bool:
-    block = _block_of(flow, branch)
+    """Whether both sides of a branch do nothing until they meet; and a loop ends in any case, as time goes on."""
+    block, inside = _block_of(flow, branch), set()
     meeting = flow.reconvergence[block.index]
     if meeting == flow.exit:
         return False
-    changed: set[str] = set()
     for successor in block.successors:
-        idle, more = _idle(flow, successor, meeting)
-        if not idle:
+        idle = _idle(flow, successor, meeting, block.index)
+        if idle is None:
             return False
-        changed |= more
-    return not changed & flow.blocks[meeting].live_in
+        inside |= idle
+    loop, before = {block.index}, 0
+    while before != len(loop):
+        before = len(loop)
+        loop |= {index for index in inside if loop.intersection(flow.blocks[index].successors)}
+    turns = [each for each in block.successors if each in loop]
+    if turns:
+        inside.add(block.index)
+        if len(turns) > 1 or not _is_pure(flow, block.index) or not _until_time(flow, loop, block, turns[0]):
+            return False
+    return not _changed(flow, inside) & flow.blocks[meeting].live_in
+
+
+def _until_time(flow: Flow, loop: set[int], block: Block, turn: int) -> bool:
+    """Whether a loop without branches, but for the one that ends a block, goes on while the time that it looks at in
+    each turn is less than something that it does not change."""
+    inside, branch = _instructions(flow, loop), flow.kernel.instructions[block.end - 1]
+    if any(len(flow.blocks[index].successors) > 1 for index in loop - {block.index}):
+        return False
+    made: dict[str, list[Instruction]] = {}
+    for each in inside:
+        for name in written(each):
+            made.setdefault(name, []).append(each)
+
+    def one(name: str, *opcodes: str) -> Instruction | None:
+        found = made.get(name, [])
+        return found[0] if len(found) == 1 and found[0].guard is None and found[0].parts[0] in opcodes else None
+
+    def is_now(operand: Operand, steps: int = 3) -> bool:
+        if isinstance(operand, Special):
+            return operand.name.startswith(("%clock", "%globaltimer"))
+        by = one(operand.name, "mov", "sub") if isinstance(operand, Register) and steps else None
+        return by is not None and is_now(by.operands[1], steps - 1) and all(map(is_fixed, by.operands[2:]))
+
+    def is_fixed(operand: Operand) -> bool:
+        return isinstance(operand, Immediate) or (isinstance(operand, Register) and operand.name not in made)
+
+    compare = one(branch.guard.register, "setp") if branch.guard is not None else None
+    if compare is None or len(compare.parts) != 3 or len(compare.operands) != 3:
+        return False
+    stays = (turn == block.successors[0]) != branch.guard.negated
+    less = compare.parts[1] in (("lt", "le", "lo", "ls") if stays else ("gt", "ge", "hi", "hs"))
+    more = compare.parts[1] in (("gt", "ge", "hi", "hs") if stays else ("lt", "le", "lo", "ls"))
+    first, second = compare.operands[1:]
+    return (less and is_now(first) and is_fixed(second)) or (more and is_now(second) and is_fixed(first))
 
 
 def waited_for_alone(flow: Flow, index: int) -> bool:
