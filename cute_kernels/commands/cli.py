@@ -169,7 +169,9 @@ def _demo(options: argparse.Namespace) -> int:
         if value and len(precisions) > 1:
             raise ValueError(f"{name} is for one kernel: give one --precision, of {', '.join(precisions)}")
     kernel = _DEMO_KERNELS[precisions[0]]
-    choices = demo.DemoOptions(
+    console = rich.console.Console()
+    mismatches = demo.run_demo(
+        console,
         images=options.images,
         model=options.model,
         image_size=options.image_size,
@@ -179,8 +181,6 @@ def _demo(options: argparse.Namespace) -> int:
         output=options.output,
         trace=options.trace,
     )
-    console = rich.console.Console()
-    mismatches = demo.run_demo(choices, console)
     if options.trace is not None and options.trace.exists():
         console.print(f"timeline: {options.trace.resolve()}; open it with https://ui.perfetto.dev", soft_wrap=True)
     if mismatches:
@@ -285,8 +285,8 @@ def _add_emulated(commands: argparse._SubParsersAction, name: str) -> None:
 def _add_cache(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "cache",
-        help="list or clear the compiled kernels on disk",
-        description="Lists the compiled kernels on disk and verifies each, or deletes them all and what was tuned. "
+        help="count or clear the compiled kernels on disk",
+        description="Counts the compiled kernels on disk, or deletes them all and what was tuned. "
         "CUTE_KERNELS_CACHE_DIR chooses the directory, an absolute path; off keeps kernels in memory only.",
     )
     parser.add_argument("--clear", action="store_true", help="delete every entry and lock, nothing else")
@@ -303,16 +303,8 @@ def _cache(options: argparse.Namespace) -> int:
         deleted = kernel_cache.clear(root)
         print(f"{deleted} kernels deleted from {root}; {forgotten} tuned configurations too; other files stay")
         return 0
-    most, entries = kernel_cache.limit(), kernel_cache.list_entries(root)
-    if entries:
-        # A line each, however long: a key broken over the lines of a narrow column can be neither read nor searched.
-        width = max(len(entry.problem or "yes") for entry in entries)
-        print(f"{'entry':12}  {'bytes':>10}  {'usable':{width}}  kernel")
-        for entry in sorted(entries, key=lambda entry: entry.problem or ""):
-            usable = entry.problem or "yes"
-            print(f"{entry.path.name[:12]:12}  {entry.nbytes:10,}  {usable:{width}}  {entry.key}")
-    nbytes = sum(entry.nbytes for entry in entries)
-    kernels = f"{len(entries)} kernels, {nbytes:,} bytes of at most {most:,} (CUTE_KERNELS_CACHE_MB),"
+    most, (number, nbytes) = kernel_cache.limit(), kernel_cache.entries(root)
+    kernels = f"{number} kernels, {nbytes:,} bytes of at most {most:,} (CUTE_KERNELS_CACHE_MB),"
     print(f"{kernels} and {len(tuned.files())} tuned configurations in {root}")
     return 0
 

@@ -72,7 +72,7 @@ class HostFunction:
             LinkError: the object cannot be linked, or is none of a host function.
         """
         self._outside = _runtime_symbol if stand_ins is None else stand_ins.get
-        self._linked = Linked(code, lambda name: self._outside(name) or _process_symbol(name))
+        self._linked = Linked(code, lambda name: self._outside(name) or _symbol(ctypes.CDLL(None), name))
         self._prefix = f"_mlir_{prefix}_"
         entries = [name for name in self._linked.symbols if name.startswith(f"{self._prefix}_mlir_ciface_")]
         if len(entries) != 1:
@@ -195,11 +195,6 @@ def _runtime() -> ctypes.CDLL:
 
 def _runtime_symbol(name: str) -> int | None:
     return _symbol(_runtime(), name)
-
-
-def _process_symbol(name: str) -> int | None:
-    """Address of a symbol of the process: the C library and its like."""
-    return _symbol(ctypes.CDLL(None), name)
 
 
 def _symbol(library: ctypes.CDLL, name: str) -> int | None:

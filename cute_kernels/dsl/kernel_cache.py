@@ -292,7 +292,7 @@ def decode(content: bytes, key: Hashable) -> CompiledKernel:
     Raises:
         InvalidEntry: not an entry, not intact, or not this kernel's.
     """
-    sections = _sections(content, lambda header: _check_origin(header, key))
+    sections = _sections(content, key)
     if set(sections) != {field.name for field in fields(CompiledKernel)}:
         raise InvalidEntry(f"it has sections {sorted(sections)}")
     texts = {name: sections[name].decode() for name in ("kernel_name", "ptx", "host_prefix")}
@@ -310,7 +310,7 @@ def _check_origin(header: dict, key: Hashable) -> None:
         raise InvalidEntry(f"it is the kernel {header['key']}")
 
 
-def _sections(content: bytes, check_header: Callable[[dict], None]) -> dict[str, bytes]:
+def _sections(content: bytes, key: Hashable) -> dict[str, bytes]:
     start = len(MAGIC) + _LENGTH.size
     if not content.startswith(MAGIC) or len(content) < start + _DIGEST_BYTES:
         raise InvalidEntry("it does not begin as an entry does")
@@ -320,7 +320,7 @@ def _sections(content: bytes, check_header: Callable[[dict], None]) -> dict[str,
     (length,) = _LENGTH.unpack_from(content, len(MAGIC))
     try:
         header = json.loads(body[start : start + length])
-        check_header(header)
+        _check_origin(header, key)
         offset, sections = start + length, {}
         for name, size in header["sections"]:
             sections[name] = body[offset : offset + size]
@@ -386,16 +386,6 @@ def write_whole(path: Path, content: bytes) -> None:
 
 # --- for people ------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class EntryReport:
-    """One entry as `cute-kernels cache` lists it; ``problem`` is empty for an entry that will be used."""
-
-    path: Path
-    nbytes: int
-    key: str
-    problem: str
-
-
 def directory_problem(root: Path) -> str:
     """Why an existing directory is not used as the cache; empty if it is."""
     if problem := _problem_of_folder(root):
@@ -403,24 +393,10 @@ def directory_problem(root: Path) -> str:
     return "" if root.is_dir() and os.access(root, os.R_OK | os.W_OK | os.X_OK) else "it cannot be read and written"
 
 
-def list_entries(root: Path) -> list[EntryReport]:
-    """Every entry of a directory, verified."""
-    reports = []
-    for path in regular_files(root, _ENTRY_NAME):
-        headers: list[dict] = []
-
-        def check(header: dict, headers: list[dict] = headers) -> None:
-            headers.append(header)
-            if header["fingerprint"] != fingerprint():
-                raise InvalidEntry("made by other sources or versions")
-
-        try:
-            _sections(read_private(path), check)
-            problem = ""
-        except InvalidEntry as reason:
-            problem = str(reason)
-        reports.append(EntryReport(path, path.lstat().st_size, headers[0]["key"] if headers else "", problem))
-    return reports
+def entries(root: Path) -> tuple[int, int]:
+    """Number of a directory's entries, and their bytes."""
+    found = regular_files(root, _ENTRY_NAME)
+    return len(found), sum(path.lstat().st_size for path in found)
 
 
 def clear(root: Path) -> int:

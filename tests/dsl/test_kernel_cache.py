@@ -286,18 +286,14 @@ def test_a_kernel_from_disk_is_emulated_as_the_compiled_one(compiled, from_disk)
         host.record(compile.compile_plan(PLAN).function)
 
 
-def test_command_lists_and_clears(root, capsys):
+def test_command_counts_and_clears(root, capsys):
     path = stored(root)
     damage(path)
     cache.load_or_build("another key", lambda: OTHER)
     assert main(["cache"]) == 0
     out = capsys.readouterr().out
-    assert "2 kernels" in out
-    for entry in cache.list_entries(root):
-        (line,) = [line for line in out.splitlines() if line.startswith(entry.path.name[:12])]
-        assert entry.key in line and f" {entry.problem or 'yes'} " in line
-    assert "checksum" in out
-    assert str(root) in out
+    nbytes = sum(each.stat().st_size for each in root.glob("*.kernel"))
+    assert f"2 kernels, {nbytes:,} bytes of at most " in out and str(root) in out
     assert main(["cache", "--clear"]) == 0
     assert f"2 kernels deleted from {root};" in capsys.readouterr().out
     assert not list(root.iterdir())
@@ -329,7 +325,7 @@ def test_clearing_deletes_only_what_the_cache_wrote(root, capsys):
     (root / f"{'2' * 40}.lock").mkdir()
     kept = {*foreign, "elsewhere", f"{'1' * 40}.kernel", f"{'2' * 40}.lock"}
 
-    assert [entry.path.name for entry in cache.list_entries(root)] == [f"{'0' * 40}.kernel", path.name]
+    assert cache.entries(root) == (2, 4 + path.stat().st_size)
     assert main(["cache", "--clear"]) == 0
     assert f"1 kernels deleted from {root};" in capsys.readouterr().out
     assert {p.name for p in root.iterdir()} == kept

@@ -138,12 +138,10 @@ def test_the_command_says_the_limit(root, monkeypatch, capsys):
     assert "of at most 7,000,000" in capsys.readouterr().out
 
 
-def test_an_entry_that_no_memory_holds(root, capsys):
+def test_an_entry_that_no_memory_holds(root):
     path = store("a", 1000, time.time())
     with open(path, "r+b") as file:
         file.truncate(40 * 10**9)  # of holes
-    assert main(["cache"]) == 0
-    assert "it has 40,000,000,000 bytes, more than" in capsys.readouterr().out
     with pytest.warns(RuntimeWarning, match="is rebuilt: it has 40,000,000,000 bytes"):
         assert cache.load_or_build("a", lambda: KERNEL) == KERNEL
     assert path.stat().st_size < 10_000

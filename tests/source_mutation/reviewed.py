@@ -4,11 +4,6 @@ from __future__ import annotations
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
-        "cute_kernels/dsl/kernel_cache.py",
-        'reports.append(EntryReport(path, path.lstat().st_size, headers[0]["key"] if headers else "", problem))',
-        'reports.append(EntryReport(path, path.lstat().st_size, headers[ -1]["key"] if headers else "", problem))',
-    ): "an entry has one header",
-    (
         "cute_kernels/plan/images.py",
         'integers = p.precision == "int8"',
         'integers = p.precision >= "int8"',

@@ -11,15 +11,11 @@ from pathlib import Path
 import cutlass.cute as cute
 import pytest
 import torch
-from hypothesis import find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import Sm90GemmConfig
-from cute_kernels.config import GemmProblem
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.races.certificate import Certificate, Place
-from cute_kernels.explore.tuning.strategies import configurations
-from cute_kernels.plan import make_plan
 from cute_kernels.testing import (
     POISON,
     assert_certified,
@@ -167,19 +163,6 @@ def test_drawn_tensors_have_what_was_asked_for(data: st.DataObject) -> None:
     assert compact.is_contiguous() and (compact != compact.round()).any()
     with pytest.raises(ValueError, match="dtypes is empty"):
         data.draw(strategies.tensors((6, 16)))
-
-
-PROBLEM = GemmProblem(m=256, n=192, k=64)
-
-
-@given(config=configurations(PROBLEM, "sm_90a"))
-def test_drawn_configurations_are_legal(config: Sm90GemmConfig) -> None:
-    assert make_plan(PROBLEM, config, "sm_90a").config == config
-
-
-def test_a_configuration_is_reduced_to_the_plans_own() -> None:
-    found = find(configurations(PROBLEM, "sm_90a"), lambda config: True)
-    assert found == make_plan(PROBLEM, arch="sm_90a").config
 
 
 # --- data and comparison ----------------------------------------------------------------------------------------------

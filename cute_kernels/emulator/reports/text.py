@@ -56,7 +56,7 @@ def _rows(diagnostic: Diagnostic, verbose: bool) -> Iterator[Row]:
         for number, waiting in enumerate(diagnostic.waiting):
             yield from _place("    " if number else "--> ", waiting.place, verbose)
             yield f"      {_what(waiting.what, waiting.barrier)}", "", ""
-    elif _known(diagnostic.place):
+    elif diagnostic.place.source or diagnostic.place.ptx_line or diagnostic.place.warps:
         yield from _place("--> ", diagnostic.place, verbose)
     for related in diagnostic.related:
         yield from _related(related, verbose)
@@ -65,10 +65,6 @@ def _rows(diagnostic: Diagnostic, verbose: bool) -> Iterator[Row]:
         if (barrier.cta, barrier.offset) not in seen:
             seen.add((barrier.cta, barrier.offset))
             yield from _barrier(barrier, diagnostic, verbose)
-
-
-def _known(place: Place) -> bool:
-    return bool(place.source or place.ptx_line or place.warps)
 
 
 def _what(what: str, barrier: Barrier | None) -> str:

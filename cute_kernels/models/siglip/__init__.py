@@ -1,6 +1,6 @@
 """The patch embedding of SigLIP and SigLIP2: preprocessing, patches, FP8 quantisation, and where the weights come from.
 
-`models` does without torch, which the command line needs; the other names are imported when they are asked for.
+Names are imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ import importlib
 from typing import Any
 
 from cute_kernels.common import extras
-from cute_kernels.models.siglip.models import ARCHITECTURES
 
-_HOME = dict.fromkeys(("Preprocessing", "patchify", "to_rgb"), "preprocessing") | dict.fromkeys(
-    ("PatchEmbedding", "Quantized", "load_patch_embedding", "quantize", "seeded_patch_embedding"), "weights"
-)
-__all__ = ["ARCHITECTURES", *_HOME]
+_WEIGHTS = "ARCHITECTURES", "PatchEmbedding", "Quantized", "load_patch_embedding", "quantize", "seeded_patch_embedding"
+_HOME = dict.fromkeys(("Preprocessing", "patchify", "to_rgb"), "preprocessing") | dict.fromkeys(_WEIGHTS, "weights")
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

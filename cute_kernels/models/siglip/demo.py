@@ -17,10 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cute_kernels.common import files
-from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.models import siglip
 from cute_kernels.models.siglip import demo_report as report
-from cute_kernels.models.siglip.demo_candidates import PRECISIONS, SMALLEST, Candidate, make_candidate
+from cute_kernels.models.siglip.demo_candidates import SMALLEST, Candidate, make_candidate
 from cute_kernels.operations import reference
 from cute_kernels.plan import Plan, make_plan
 
@@ -41,31 +40,6 @@ PHOTOGRAPHS = {
 
 
 @dataclass(frozen=True)
-class DemoOptions:
-    """Options of the demo.
-
-    Attributes:
-        images: image files; the photographs of scikit-image when empty.
-        model: folder of a Hugging Face SigLIP or SigLIP2 checkpoint; seeded weights when None.
-        image_size: input side in pixels, for seeded weights of a base model with patches of 16.
-        arch: whose kernels, a key of `cute_kernels.plan.ARCHS`.
-        precisions: of `PRECISIONS`, in the order in which they are shown.
-        config: tunables of the kernel, with one precision; what the plan chooses for the problem when None.
-        output: PNG file to write.
-        trace: file for a timeline of the emulated launch, with one precision, or None.
-    """
-
-    images: Sequence[Path] = ()
-    model: Path | None = None
-    image_size: int = 224
-    arch: str = DEFAULT_ARCH
-    precisions: Sequence[str] = PRECISIONS
-    config: Any = None
-    output: Path = Path("demo.png")
-    trace: Path | None = None
-
-
-@dataclass(frozen=True)
 class _Embedded:
     """Result of one precision, what executed it, and how the kernel was planned; None without one."""
 
@@ -75,8 +49,30 @@ class _Embedded:
     plan: Plan | None
 
 
-def run_demo(options: DemoOptions, console: Console) -> int:
+def run_demo(
+    console: Console,
+    *,
+    images: Sequence[Path],
+    model: Path | None,
+    image_size: int,
+    arch: str,
+    precisions: Sequence[str],
+    config: Any,
+    output: Path,
+    trace: Path | None,
+) -> int:
     """Runs the demo and prints what it finds.
+
+    Args:
+        console: to print on.
+        images: image files; the photographs of scikit-image when empty.
+        model: folder of a Hugging Face SigLIP or SigLIP2 checkpoint; seeded weights of a base model when None.
+        image_size: input side in pixels, for seeded weights.
+        arch: whose kernels, a key of `cute_kernels.plan.ARCHS`.
+        precisions: of `PRECISIONS`, in the order in which they are shown.
+        config: tunables of the kernel, with one precision; what the plan chooses for the problem when None.
+        output: PNG file to write.
+        trace: file for a timeline of the emulated launch, with one precision, or None.
 
     Returns:
         Number of output elements whose bits differ from the torch references; 0 is the only good answer.
@@ -85,34 +81,30 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         ValueError, OSError, ModuleNotFoundError: unusable images, checkpoint, config or output.
     """
     # What no problem allows is refused before images and weights are loaded; a small one allows the most.
-    if options.config is not None:
-        make_plan(SMALLEST[options.precisions[0]], options.config, options.arch)
-    files.check_output(options.output)
-    if options.trace is not None:
-        files.check_output(options.trace)
-    names, photos = _load_photographs(options.images)
-    model = (
-        siglip.seeded_patch_embedding("base-p16", options.image_size, 0)
-        if options.model is None
-        else siglip.load_patch_embedding(options.model)
-    )
-    console.print(f"weights: {model.source}")
+    if config is not None:
+        make_plan(SMALLEST[precisions[0]], config, arch)
+    for path in filter(None, (output, trace)):
+        files.check_output(path)
+    names, photos = _load_photographs(images)
+    seeded = model is None
+    weights = siglip.seeded_patch_embedding("base-p16", image_size, 0) if seeded else siglip.load_patch_embedding(model)
+    console.print(f"weights: {weights.source}")
     console.print(
-        f"images: {len(photos)} square {'crop' if len(photos) == 1 else 'crops'}, {model.preprocessing.resample} to "
-        f"{model.image_size} × {model.image_size}, {model.grid} × {model.grid} patches of {model.patch_size}²"
+        f"images: {len(photos)} square {'crop' if len(photos) == 1 else 'crops'}, {weights.preprocessing.resample} to "
+        f"{weights.image_size} × {weights.image_size}, {weights.grid} × {weights.grid} patches of {weights.patch_size}²"
     )
-    if rest := model.image_size % model.patch_size:
+    if rest := weights.image_size % weights.patch_size:
         console.print(f"the checkpoint's convolution does not see the last {rest} rows and columns of pixels")
 
-    raw = model.preprocessing.resized(photos, model.image_size)
+    raw = weights.preprocessing.resized(photos, weights.image_size)
     fp32 = reference.patch_embed_conv2d(
-        model.preprocessing.normalised(raw), model.weight, model.bias, model.pos_embed
+        weights.preprocessing.normalised(raw), weights.weight, weights.bias, weights.pos_embed
     )
     found, accuracies = [], []
-    for precision in options.precisions:
-        candidate = make_candidate(precision, raw, model)
+    for precision in precisions:
+        candidate = make_candidate(precision, raw, weights)
         expected = candidate.reference()
-        embedded = _run(candidate, expected, options, console)
+        embedded = _run(candidate, expected, config, arch, trace, console)
         name = f"{precision}, {candidate.pixels}"
         compared = None if embedded.plan is None else expected
         accuracies.append(report.compare(name, embedded.backend, embedded.out, compared, fp32))
@@ -120,9 +112,9 @@ def run_demo(options: DemoOptions, console: Console) -> int:
 
     console.print(report.accuracy_table(accuracies))
     console.print("FP32 is torch.nn.functional.conv2d + position embedding on normalised, unquantised pixels.")
-    with files.writing(options.output):
-        _draw(options.output, names, raw, model, list(zip(found, accuracies, strict=True)), fp32)
-    console.print(f"picture: {options.output}")
+    with files.writing(output):
+        _draw(output, names, raw, weights, list(zip(found, accuracies, strict=True)), fp32)
+    console.print(f"picture: {output}")
     return sum(accuracy.mismatches or 0 for accuracy in accuracies)
 
 
@@ -149,18 +141,19 @@ def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Imag
     return names, [ImageOps.fit(image, (min(image.size),) * 2) for image in images]
 
 
-def _run(candidate: Candidate, expected: torch.Tensor, options: DemoOptions, console: Console) -> _Embedded:
+def _run(
+    candidate: Candidate, expected: torch.Tensor, config: Any, arch: str, trace: Path | None, console: Console
+) -> _Embedded:
     """In the emulator, or, where no kernel takes the images, as the reference has it."""
-    plan = candidate.plan(options.config, options.arch)
+    plan = candidate.plan(config, arch)
     if isinstance(plan, str):
-        console.print(f"{candidate.precision}: no kernel of {options.arch} ({plan}); plain torch instead")
+        console.print(f"{candidate.precision}: no kernel of {arch} ({plan}); plain torch instead")
         return _Embedded(candidate, expected, "torch, CPU", None)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(f"{candidate.precision}: emulating clusters", total=None)
-        out, done = candidate.emulate(
-            plan, options.trace, lambda done, total: progress.update(task, completed=done, total=total)
-        )
+        update = lambda done, total: progress.update(task, completed=done, total=total)  # noqa: E731
+        out, done = candidate.emulate(plan, trace, update)
     console.print(f"{candidate.precision}: the emulator executed {done}; this says nothing about the speed of a GPU")
     return _Embedded(candidate, out, f"emulator, {plan.arch.name} PTX", plan)
 

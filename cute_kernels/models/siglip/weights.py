@@ -19,8 +19,16 @@ from PIL import Image
 
 from cute_kernels.common import extras
 from cute_kernels.config import check_choice
-from cute_kernels.models.siglip.models import ARCHITECTURES
 from cute_kernels.models.siglip.preprocessing import RESAMPLING, Preprocessing
+
+ARCHITECTURES = {
+    "base-p16": (768, 16),
+    "large-p16": (1024, 16),
+    "so400m-p14": (1152, 14),
+    "so400m-p16": (1152, 16),
+    "giant-opt-p16": (1536, 16),
+}
+"""Hidden size and patch size of the SigLIP models."""
 
 CHANNELS = 3
 E4M3_MAX = 448.0

@@ -286,13 +286,8 @@ def _check_cache(e: Environment) -> Iterable[Finding]:
         remedy = f"chmod go-w {root}, or set CUTE_KERNELS_CACHE_DIR to a directory of your own"
         yield Finding("cache", "wrong", f"{root} is not used: {problem}", remedy)
         return
-    entries = cache.list_entries(root)
-    usable = [entry for entry in entries if not entry.problem]
-    size = sum(entry.nbytes for entry in entries) / 1e6
-    text = f"{root}, {len(usable)} kernels"
-    if len(usable) < len(entries):
-        text += f", {len(entries) - len(usable)} entries that will not be used (cute-kernels cache lists them)"
-    yield Finding("cache", "ok", f"{text}, {size:.1f} MB")
+    number, nbytes = cache.entries(root)
+    yield Finding("cache", "ok", f"{root}, {number} kernels, {nbytes / 1e6:.1f} MB")
 
 
 # --- observations ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from PIL import Image
 
 from cute_kernels import patch_embed
 from cute_kernels.models import siglip
-from cute_kernels.models.siglip.models import ARCHITECTURES
+from cute_kernels.models.siglip.weights import ARCHITECTURES
 from cute_kernels.operations import reference
 
 
