@@ -34,12 +34,14 @@ Addends = tuple["torch.Tensor | None", "torch.Tensor | None"]
 _FRAGMENT_VALUES = 4
 
 
-def _summed(bias: torch.Tensor | None, pos_embed: torch.Tensor | None) -> torch.Tensor:
+def _summed(
+    bias: torch.Tensor | None, pos_embed: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """``[rows, N]``: ``fp32(bias) + fp32(pos)``, one FP32 addition, or the one that is there; one row of a bias."""
-    if bias is None:
-        return pos_embed.to(torch.float32)
-    added = bias.to(torch.float32)
-    return added[None] if pos_embed is None else added + pos_embed.to(torch.float32)
+    if bias is not None and pos_embed is not None:
+        return torch.add(pos_embed.to(torch.float32), bias, out=out)  # which converts the bias, too
+    given = pos_embed if bias is None else bias[None]
+    return given.to(torch.float32) if out is None else out.copy_(given)
 
 
 def build_table(
@@ -66,14 +68,12 @@ def build_table(
         ``[p, c // 16, c % 8, c % 16 // 8]`` if paired, at ``[p, c // 32, c % 8, c % 32 // 8]`` if quads. Everything
         outside the rows and the n columns is zero.
     """
-    values = _summed(bias, pos_embed)
-    rows, n = values.shape
+    given = bias[None] if pos_embed is None else pos_embed
+    rows, n = given.shape
     by_blocks = layout in ("blocked", "interleaved")
     height = shape[0] * (LANES if by_blocks else 1)
-    if layout == "row_major" and shape == (rows, n) and dtype is values.dtype and None not in (bias, pos_embed):
-        return values.contiguous()
-    padded = torch.zeros(height, math.prod(shape) // height, dtype=dtype, device=values.device)
-    padded[:rows, :n] = values.to(dtype)
+    padded = torch.zeros(height, math.prod(shape) // height, dtype=dtype, device=given.device)
+    _summed(bias, pos_embed, padded[:rows, :n])
     if nan_row:
         padded[rows] = float("nan")
     if layout == "row_major":

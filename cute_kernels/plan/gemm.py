@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -37,7 +38,7 @@ class GemmPlan(base.Plan):
     problem: GemmProblem
     config: GemmConfig
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[base.Operand, ...]:
         """In memory: ``a`` [batches, M, K], ``b`` [batches, N, K], ``bias`` [N], ``out`` [batches, M, pitch].
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -70,7 +71,7 @@ class ImagesPlan(Plan):
     problem: PatchEmbedImagesProblem
     config: ImagesConfig
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[Operand, ...]:
         """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` as the plan's `table_shape`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ class LayerNormScalePlan(Plan):
 
     warps: int = 4
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[Operand, ...]:
         """In memory: ``x`` [m, k], and ``scale`` [m], which is written; ``addend`` is ``k * k * eps``."""
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -25,7 +26,7 @@ class PatchEmbedPlan(base.Plan):
     problem: PatchEmbedProblem
     config: PatchEmbedConfig
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[base.Operand, ...]:
         """In memory: ``x`` [M, K], ``weight`` [N, K], ``table`` as `table_shape`, ``index`` [M], ``out`` [M, N].
 

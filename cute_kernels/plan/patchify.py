@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -81,7 +82,7 @@ class PatchifyPlan(base.Plan):
 
     threads: int = 256
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[base.Operand, ...]:
         """In memory: ``images`` in the problem's order. Written is ``x`` [batch * positions, row_elements]."""
         p = self.problem
