@@ -59,6 +59,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="random schedules per launch, after the systematic ones (default: as many as the time allows)",
     )
     command.add_going_on_arguments(parser)
+    command.add_watch_argument(parser)
     parser.add_argument(
         "--results-may-differ",
         action="store_true",

@@ -8,7 +8,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cute_kernels import __version__
@@ -39,11 +39,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it refuses what it does not
         implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.commands.emulate.EXIT_STATUSES`.
     """
+    # To parse them loads what the commands need, for a second or more.
+    return _guarded(lambda: _run(_parser(named(arguments)).parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    files.check_apart(vars(options))
+    if not getattr(options, "watch", False):
+        return options.run(options)
+    from cute_kernels.emulator.programs.on_save import run_on_save
+
+    files.check_program(options.script)
+    options.watch = False
+    return run_on_save(lambda: _guarded(lambda: _run(options)), options.script)
+
+
+def _guarded(command: Callable[[], int]) -> int:
+    """Exit status of a command; what it raises is said in a line."""
     try:
         files.lost.clear()
-        options = _parser(named(arguments)).parse_args(arguments)  # loads what the commands need, for a second or more
-        files.check_apart(vars(options))
-        status = options.run(options)
+        status = command()
         with files.output():
             if sys.stdout is not None:  # closed by the caller's shell
                 sys.stdout.flush()

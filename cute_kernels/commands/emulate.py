@@ -122,6 +122,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     schedule.add_arguments(parser)
     add_going_on_arguments(parser)
+    add_watch_argument(parser)
     parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
     parser.add_argument(
         "--certificate",
@@ -161,6 +162,16 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="N",
         help="execute clusters of a launch in up to N processes at the same time; the results and reports are those of "
         "one (default: %(default)s)",
+    )
+
+
+def add_watch_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that runs the command again after every save."""
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="run again whenever the program or a module beside it is saved, within a second: libraries stay loaded; "
+        "Ctrl-C ends it",
     )
 
 
