@@ -8,6 +8,7 @@ waits. What is left for a run is the program itself: of docs/examples 0.2 to 1 s
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -48,7 +49,7 @@ def run_on_save(run: Callable[[], int], program: str) -> int:
     watched = {os.path.abspath(program)}
     while True:
         began, seen = time.perf_counter(), _stamps(watched)
-        status, own, libraries = _run_in_fork(run, lambda: _stamps(watched) != seen)  # noqa: B023: called in this turn
+        status, own, libraries = _run_in_fork(run, functools.partial(_differ, seen))
         watched |= own
         if status is not None:
             seconds = time.perf_counter() - began
@@ -56,7 +57,7 @@ def run_on_save(run: Callable[[], int], program: str) -> int:
             files.complain(f"status {status} after {seconds:.1f} s; runs again when {program} is saved ({count})")
         seen = {**_stamps(watched), **seen}  # a save during the run counts
         _load(libraries)
-        while _stamps(watched) == seen or None in _stamps({program}).values():  # an editor may write a file anew
+        while not _differ(seen) or None in _stamps({program}).values():  # an editor may write a file anew
             time.sleep(_SECONDS_PER_LOOK)
 
 
@@ -68,6 +69,10 @@ def _stamps(paths: Iterable[str]) -> Stamps:
             state = os.stat(path)
             found[path] = state.st_ino, state.st_size, state.st_mtime_ns
     return found
+
+
+def _differ(seen: Stamps) -> bool:
+    return _stamps(seen) != seen
 
 
 def _run_in_fork(run: Callable[[], int], outdated: Callable[[], bool]) -> tuple[int | None, set[str], list[str]]:
