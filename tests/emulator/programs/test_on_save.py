@@ -1,4 +1,4 @@
-"""`emulate --watch`: a program runs again after each save of one of its files, in a fork that has the libraries loaded."""
+"""`emulate --watch`: a program runs again after each save of one of its files, in a fork that has its libraries."""
 
 from __future__ import annotations
 
