@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO
 
-import cute_kernels
 from cute_kernels.common import files, forks
 
 _SECONDS_PER_LOOK = 0.05
@@ -123,7 +122,7 @@ def _imported() -> tuple[list[str], list[str]]:
     """Files of the program's modules, and names of all other modules."""
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {site.getusersitepackages()}
-    folders |= {str(Path(cute_kernels.__file__).parent)}
+    folders |= {str(Path(__file__).parents[2])}
     libraries, own = [], []
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None) or ""  # torch.ops has a name that is no path
