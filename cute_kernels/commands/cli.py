@@ -47,11 +47,11 @@ def _run(options: argparse.Namespace) -> int:
     files.check_apart(vars(options))
     if not getattr(options, "watch", False):
         return options.run(options)
-    from cute_kernels.emulator.programs.on_save import run_on_save
+    from cute_kernels.emulator.programs import on_save  # an extra
 
     files.check_program(options.script)
     options.watch = False
-    return run_on_save(lambda: _guarded(lambda: _run(options)), options.script)
+    return on_save.run_on_save(lambda: _guarded(lambda: _run(options)), options.script)
 
 
 def _guarded(command: Callable[[], int]) -> int:
