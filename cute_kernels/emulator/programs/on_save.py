@@ -28,7 +28,7 @@ from cute_kernels.common import files, forks
 _SECONDS_PER_LOOK = 0.05
 
 Stamps = dict[str, tuple[int, int, int] | None]
-"""Of each file its number, its size and when it was written; None if there is no such file."""
+"""Number, size and time of writing of each file; None if there is no such file."""
 
 
 def run_on_save(run: Callable[[], int], program: str) -> int:
