@@ -213,7 +213,7 @@ class RaceTracker(PointRaces):
     def copy(self, signal: int, text: str, reduces: bool = False, generic: bool = False) -> Operation:
         """A copy whose completion the mbarrier at ``signal`` tells; it is complete at `complete_copy`."""
         self.check_initialised(signal, text)
-        operation = self.operation(self._phases_of(signal), NEVER, text, reduces)
+        operation = self.operation(self.columns.named(("phases", signal)), NEVER, text, reduces)
         operation.generic = generic
         operation.order = self.agent.order(1 << self.lane)
         self.agent.advance()
