@@ -50,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--seconds",
         type=seconds,
         metavar="S",
-        help="of trying schedules, after the program has run once (default: 60, or no limit with --seeds)",
+        help="time for schedules, after the program has run once (default: 60, or no limit with --seeds)",
     )
     parser.add_argument(
         "--seeds",
@@ -63,8 +63,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--results-may-differ",
         action="store_true",
-        help="from schedule to schedule, e.g. because of atomic additions of floating-point numbers; only what the "
-        "emulator reports counts then",
+        help="accept results that differ between schedules, e.g. by atomic additions of floating-point numbers; only "
+        "reports of the emulator count then",
     )
     parser.add_argument(
         "--always-search",

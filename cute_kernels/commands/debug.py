@@ -43,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="do this instead of asking; may be repeated",
+        help="run this command instead of asking at a prompt; may be repeated",
     )
 
 

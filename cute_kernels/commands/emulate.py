@@ -79,9 +79,9 @@ def add_program_command(
         metavar="ARCH",
         help=f"the chip: {', '.join(CHIPS)} (default: that of a .ptx file, otherwise {DEFAULT_ARCH})",
     )
-    parser.add_argument("--quiet", action="store_true", help="print what is found and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="print reports and nothing else")
     parser.add_argument(
-        "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
+        "--traceback", action="store_true", help="print where in the program a launch failed, too"
     )
     add_run_arguments(parser)
     add_roles_argument(parser)
@@ -127,7 +127,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--certificate",
         action="store_true",
-        help="print of each launch whether its run stands for every schedule, or what stands against that",
+        help="print for each launch whether its run stands for every schedule, or what stands against that",
     )
     parser.add_argument(
         "--profile",
@@ -152,8 +152,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--fill-new",
         action="store_true",
-        help="torch.empty and its like have NaN (-1 in integers) instead of zeros: results show what reads memory that "
-        "nobody has written",
+        help="fill torch.empty and its like with NaN (-1 in integers) instead of zeros, so that results show reads of "
+        "memory that nobody has written",
     )
     parser.add_argument(
         "--processes",
@@ -197,7 +197,7 @@ def _roles(text: str) -> tuple[str, tuple[str, ...]]:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say what of a kernel is reported, whatever the schedule."""
-    parser.add_argument("--no-detectors", action="store_true", help="do not look for hazards that change no result")
+    parser.add_argument("--no-detectors", action="store_true", help="switch all detectors off")
     parser.add_argument(
         "--without",
         action="append",
@@ -232,7 +232,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=defaults.max_warp_instructions,
-        help="per cluster; a kernel that executes more has hung; 0: no limit (default: %(default)s)",
+        help="warp instructions of a cluster, beyond which a kernel has hung; 0: no limit (default: %(default)s)",
     )
     parser.add_argument(
         "--max-idle-blocks",
@@ -358,7 +358,7 @@ def add_suppression_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND[:FILE[:LINE]]",
-        help="leave reports of a kind out, of which one side is in that file, at that line; may be repeated",
+        help="leave out reports of a kind with one side in that file, at that line; may be repeated",
     )
     parser.add_argument(
         "--suppressions",
@@ -366,7 +366,7 @@ def add_suppression_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a file of such, one a line; # begins a comment",
+        help="a file of suppressions, one a line; # begins a comment",
     )
 
 

@@ -32,12 +32,14 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         "--stamps",
         type=count,
         default=16384,
-        help="that each warp may write, a multiple of 8; later ones are lost (default: %(default)s)",
+        help="stamps that each warp may write, a multiple of 8; later ones are lost (default: %(default)s)",
     )
     parser.add_argument("--warps", action="store_true", help="on a GPU, statistics of every warp, too")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for https://ui.perfetto.dev")
-    parser.add_argument("--clusters", type=count, default=2, help="in the timeline (default: %(default)s)")
-    parser.add_argument("--tiles", type=count, default=16, help="of each warp in the timeline (default: %(default)s)")
+    parser.add_argument("--clusters", type=count, default=2, help="clusters in the timeline (default: %(default)s)")
+    parser.add_argument(
+        "--tiles", type=count, default=16, help="tiles of each warp in the timeline (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the statistics of every warp as JSON")
     parser.set_defaults(run=run)
 

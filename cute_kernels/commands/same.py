@@ -28,10 +28,10 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         description="Runs A and B in the emulator and compares device memory bit by bit, launch by launch. A and B are "
         "command lines of programs ('bench.py --rows 64', a .ptx with its description), which have to make the same "
         "inputs, or two configurations of a kernel (FIELD=VALUE,.. or default), which get the same. Launches before a "
-        "program fails are compared. Says the first launch, array and byte that differ.",
+        "program fails are compared. Names the first launch, array and byte that differ.",
         epilog=_HELP,
     )
-    add_planned(parser, names, "of configurations (%(default)s)")
+    add_planned(parser, names, "operation of the two configurations (default: %(default)s)")
     for name in ("a", "b"):
         parser.add_argument(name, metavar=name.upper(), help="'SCRIPT ARGS..', or FIELD=VALUE,.. or default")
     parser.add_argument(

@@ -51,7 +51,7 @@ class ProblemOptions:
 
 
 BATCH = Option("batch", 1, "images")
-FEATURES = Option("features", 768, "N")
+FEATURES = Option("features", 768, "output features, N")
 TABLE = Option(
     "table",
     "positions",

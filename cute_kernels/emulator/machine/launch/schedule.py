@@ -107,7 +107,7 @@ _SMALL_SEEDS = 6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that choose a schedule."""
-    parser.add_argument("--seed", type=seed_of, default=0, help="of the schedule (default: %(default)s)")
+    parser.add_argument("--seed", type=seed_of, default=0, help="seed of the schedule (default: %(default)s)")
     parser.add_argument(
         "--completion", choices=COMPLETIONS, default="eager",
         help="when asynchronous work takes effect: at once, as late as possible, at random (default: %(default)s)",
@@ -130,12 +130,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="a launch with programmatic stream serialisation may begin before the launch before it is over: what "
-        "griddepcontrol.wait does not order races, and shows in the results",
+        help="let a launch with programmatic stream serialisation begin before the previous launch is over: accesses "
+        "that griddepcontrol.wait does not order race, and results show it",
     )
     parser.add_argument(
         "--steps", type=steps_of, default=(), metavar="STEP,..",
-        help="turns that come before those in turn, as check prints them: 0w3:14 is cluster 0, warp 3, 14 basic blocks",
+        help="turns before all others, as check prints them: 0w3:14 is 14 basic blocks of warp 3 of cluster 0",
     )
 
 
