@@ -36,7 +36,7 @@ class PointRaces(RaceChecks):
         point = self.points.get(address)
         if point is None:
             point = self.points[address] = self.point()
-            point.column = self.columns.named(("phases", address))
+            point.column = self._phases_of(address)
         if point.invalidated is not None and not self._knows(agent, *point.invalidated):
             self.stands_against(phases.invalidated_before(self, address, agent))
         point.initialised = agent.initialise()
@@ -63,6 +63,10 @@ class PointRaces(RaceChecks):
         point = self.point(1)
         point.follow(self.agents)
         return point
+
+    def _phases_of(self, address: int) -> int:
+        """The column that counts the phases of an mbarrier."""
+        return self.columns.named(("phases", address))
 
     def check_initialised(self, address: int, what: str) -> None:
         """Raises BarrierMisuse when mbarrier.init is not ordered before what the entered warp does to the barrier."""
