@@ -5,7 +5,6 @@ Works without a GPU and imports CuTe DSL only to see whether it can be imported.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import platform
@@ -72,7 +71,6 @@ class Environment:
         gpus: what torch sees.
         torch_error: why torch sees no GPU although the driver is loaded.
         dsl_error: why CuTe DSL cannot be imported, None if it can.
-        shadowed_files: files that both runtime wheels claim to have installed.
         compiler: path of a C compiler, or None.
         cache_directory: None if the cache is off, or cannot be used for the reason in ``cache_error``.
         cache_error: which variable is wrong with the cache, and how; empty if none is.
@@ -85,7 +83,6 @@ class Environment:
     gpus: tuple[Gpu, ...]
     torch_error: str
     dsl_error: str | None
-    shadowed_files: int
     compiler: str | None
     cache_directory: Path | None
     cache_error: str = ""
@@ -104,7 +101,6 @@ def inspect_environment() -> Environment:
         gpus=gpus,
         torch_error=torch_error,
         dsl_error=_import_error("cutlass.cute"),
-        shadowed_files=_shadowed_files(),
         compiler=_c_compiler(),
         cache_directory=cache_directory,
         cache_error=cache_error,
@@ -215,8 +211,7 @@ def _check_runtime_wheels(e: Environment) -> Iterable[Finding]:
     if len(installed) > 1:
         extra = "[cu13]" if (e.torch_cuda or "12").startswith("13") else ""
         remedy = f"pip uninstall -y {everything} && pip install --force-reinstall '{DSL}{extra}=={DSL_VERSIONS[-1]}'"
-        overlap = f", and {e.shadowed_files} files belong to both" if e.shadowed_files else ""
-        yield Finding("DSL runtime", "wrong", f"CUDA 12 and 13 are mixed: {text}{overlap}", remedy)
+        yield Finding("DSL runtime", "wrong", f"CUDA 12 and 13 are mixed: {text}", remedy)
         return
     yield Finding("DSL runtime", "ok", text)
     ((_, cuda),) = installed.items()
@@ -345,17 +340,6 @@ def _import_error(module: str) -> str | None:
     except Exception as error:  # whatever a broken installation raises is the finding
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _shadowed_files() -> int:
-    claimed = []
-    for name in _RUNTIME_WHEELS:
-        try:
-            files = metadata.files(name) or []
-        except metadata.PackageNotFoundError:
-            return 0
-        claimed.append({str(file) for file in files})
-    return len(functools.reduce(set.intersection, claimed))
 
 
 def _c_compiler() -> str | None:
