@@ -41,7 +41,7 @@ from cute_kernels.emulator.races.memory_order import lane_vector, orders
 from cute_kernels.emulator.races.operations import Operation
 from cute_kernels.emulator.races.points import PointRaces
 from cute_kernels.emulator.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Lanes, Offsets, Shadow
-from cute_kernels.emulator.races.sync_point import Row, join
+from cute_kernels.emulator.races.sync_point import Row, SyncPoint, join
 from cute_kernels.emulator.races.tensor_memory import TensorRaces
 
 _TOGETHER, _STRONG = CONSTANTS["LOG_TOGETHER"], CONSTANTS["LOG_STRONG"]
@@ -55,6 +55,7 @@ class RaceTracker(PointRaces):
     def __init__(self, sizes: list[int], launch: LaunchShadow, warps: int = 1, strict: bool = False) -> None:
         super().__init__(sizes, launch, warps, strict)
         self.tensor = TensorRaces(self)
+        self._in_time: dict[tuple[SyncPoint, int], tuple[int, int]] = {}  # `_phase_lacking`: phase, clock of an issue
 
     # --- generic accesses ---------------------------------------------------------------------------------------------
 
@@ -226,7 +227,7 @@ class RaceTracker(PointRaces):
             return
         number = operation.identity >> LANE_BITS
         self.epochs.clocks[number] = point.completed + 1
-        column = library().point_lacks(point.address, operation.order.ctypes.data, len(operation.order))
+        column = self._phase_lacking(point, operation)
         if column >= 0:
             contribution = CONSTANTS["COMPLETE_TX"], self.epochs.label(operation.identity), column
             name = f"the mbarrier at {phases.place_of(signal)}"
@@ -237,6 +238,20 @@ class RaceTracker(PointRaces):
             point.copied(bool(apart), operation.identity)
         else:
             self.exits.operation(rank, operation.column, point.completed + 1, **self._told(operation.identity))
+
+    def _phase_lacking(self, point: SyncPoint, operation: Operation) -> int:
+        """Column of the phase before that a copy does not know, or -1: asked once of what a warp issues in one phase.
+
+        A warp forgets nothing: what it issued later knows the phase, too.
+        """
+        issued, completed = operation.order.item(operation.own + Offset.READ), point.completed
+        phase, since = self._in_time.get((point, operation.own), (0, 0))
+        if phase == completed and issued >= since:
+            return -1
+        column = library().point_lacks(point.address, operation.order.ctypes.data, len(operation.order))
+        if column < 0:
+            self._in_time[point, operation.own] = completed, issued
+        return column
 
     def check_exits(self) -> None:
         """At the end of the cluster: `ExitChecks.check`, with what has been kept beside it until now."""
