@@ -51,7 +51,7 @@ SIZES = {
     "docs/emulator/guide.md": 8_250, "docs/emulator/your_kernel.md": 6_400, "docs/emulator/contract.md": 14_750,
     "docs/emulator/finding_out.md": 6_400,
     "docs/emulator/arithmetic.md": 5_000, "docs/emulator/core.md": 6_500, "docs/emulator/counters.md": 4_250,
-    "docs/emulator/programs.md": 8_250, "docs/emulator/evidence.md": 8_400,
+    "docs/emulator/programs.md": 8_250, "docs/emulator/evidence.md": 9_200,
     # Model engineers.
     "docs/use_in_your_model.md": 10_750, "docs/operations.md": 8_000,
     "docs/fp8_mlp.md": 3_600,
