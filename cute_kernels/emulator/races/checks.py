@@ -133,6 +133,8 @@ class RaceChecks:
         elif what == CONSTANTS["RACE_ABROAD"]:
             known = array_at(conflict.known, access.width, np.int32)
             conflict.answer = self._is_known_abroad(conflict.identity, known)
+        elif access.grain != GRANULE and self._is_allocation(conflict.identity):
+            self._report_late(what, conflict, access)  # what one warp knows of it, another need not
         elif (report := self._identity(what, conflict, access)) not in self.reported:
             self._report_late(what, conflict, access)
             self.reported.add(report)
@@ -254,12 +256,13 @@ class RaceChecks:
     def _late_in_tensor(self, rank: int, part: Part, verb: str, earlier: str) -> None:
         operation = self.looking
         verb = verb if operation.identity else "frees"
-        index = int(np.argmax(part.late))
+        late = [int(index) for index in np.flatnonzero(part.late)]
+        index = next((each for each in late if not self._is_allocation(int(part.before[each]))), -1)
+        if index < 0:
+            self._before_allocations(part, late, rank, verb)
+            return
         column, group = divmod(int(part.places[index]), LANES // LANE_GROUP)
         identity = int(part.before[index])
-        if int(self.epochs.columns[identity >> LANE_BITS]) in self.allocations.values():
-            self._before_allocation(identity, rank, column, verb)
-            return
         what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
         other = self.side(identity, earlier, "tensor")
         error = TensorMemoryRace(
@@ -272,18 +275,26 @@ class RaceChecks:
         error.know(side=Side(verb, what=what), other=other, memory=memory)
         self.report(error)
 
-    def _before_allocation(self, identity: int, rank: int, column: int, verb: str) -> None:
-        """An access to tensor memory that is not known to come after the allocation of its columns."""
-        number, who = identity >> LANE_BITS, self.looking
-        if who.clocks[Row.ORDER, self.epochs.columns[number]] >= self.epochs.clocks[number]:
+    def _is_allocation(self, identity: int) -> bool:
+        """Whether an earlier access is the allocation of tensor memory, which is none that could race."""
+        return int(self.epochs.columns[identity >> LANE_BITS]) in self.allocations.values()
+
+    def _before_allocations(self, part: Part, late: list[int], rank: int, verb: str) -> None:
+        """An access to tensor memory that is not known to come after the allocation of its columns, or of some."""
+        order, who = self.looking.clocks[Row.ORDER], self.looking
+        for index in late:
+            identity, column = int(part.before[index]), int(part.places[index]) // (LANES // LANE_GROUP)
+            number = identity >> LANE_BITS
+            if order[self.epochs.columns[number]] >= self.epochs.clocks[number]:
+                continue
+            other = Side("allocates", what=self.epochs.label(identity))
+            error = TensorMemoryRace(
+                f"{self.epochs.label(who.identity)} {verb} TMEM column {column} of CTA {rank}, but nothing orders that "
+                f"after the {other.what}"
+            )
+            memory = Memory("tensor", column, 1, rank)
+            self.stands_against(error.know("allocation-order", other=other, memory=memory))
             return
-        other = Side("allocates", what=self.epochs.label(identity))
-        error = TensorMemoryRace(
-            f"{self.epochs.label(who.identity)} {verb} TMEM column {column} of CTA {rank}, but nothing orders that "
-            f"after the {other.what}"
-        )
-        memory = Memory("tensor", column, 1, rank)
-        self.stands_against(error.know("allocation-order", other=other, memory=memory))
 
     def _memory(self, part: Part, number: int, rank: int) -> Memory:
         """Memory of all lanes of the earlier access, like `_where`."""

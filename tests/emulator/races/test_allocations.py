@@ -88,6 +88,25 @@ def test_a_use_that_may_come_after_the_dealloc_is_a_fault():
         launch(text, aligned(np.zeros(256, np.uint32)), block=(64, 1, 1))
 
 
+def test_one_warp_that_knows_of_the_allocation_does_not_answer_for_another():
+    """Warp 1 is told by a relaxed barrier, warp 2 by nothing; both execute the same store."""
+    told = "mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [dynamic+64];"
+    wait = "W: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p5, [dynamic+64], 0; @!%p5 bra W;"
+    body = f"""{THREAD_OUTPUT} setp.ne.u32 %p9, %r1, 0; @%p9 bra READY; mbarrier.init.shared.b64 [dynamic+64], 1;
+        READY: bar.sync 0; shr.u32 %r3, %r1, 5; setp.ge.u32 %p2, %r1, 32; @%p2 bra OTHER; {ALLOC}
+        @%p9 bra TOLD; {told} TOLD: bar.sync 2, 96; {FREE} bra END;
+        OTHER: setp.ge.u32 %p3, %r1, 64; @%p3 bra SECOND; {wait} bar.arrive 3, 64; bra USE;
+        SECOND: HEARD
+        USE: shl.b32 %r4, %r3, 21; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r4], {{%r1}};
+        tcgen05.wait::st.sync.aligned; bar.sync 2, 96; END: ret;"""
+    for heard, given in (("bar.sync 3, 64;", True), ("nanosleep.u32 100; " * 8, False)):
+        text = module(body.replace("bar.arrive 3, 64;", "bar.arrive 3, 64;" * given).replace("HEARD", heard),
+                      parameters=1, target="sm_100a")  # fmt: skip
+        found, result = outcome(text, block=(96, 1, 1))
+        assert found is not None, result
+        assert found.given == given, found.lines()
+
+
 def test_columns_of_the_other_cta_of_a_pair():
     """An allocation of both says that the peer has allocated; one of each CTA by itself does not."""
     shape = {"grid": (2, 1, 1), "block": (128, 1, 1), "cluster": (2, 1, 1)}
