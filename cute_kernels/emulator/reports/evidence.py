@@ -153,7 +153,7 @@ class Evidence:
 
     @functools.cached_property
     def known(self) -> dict[str, dict]:
-        """What rows have found out for each other."""
+        """Findings of rows, kept for the others."""
         return {}
 
     @functools.cached_property
