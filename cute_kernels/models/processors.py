@@ -75,9 +75,16 @@ def of_pretrained_cfg(model: object, channels: int) -> Normalisation | None:
 
 
 def of_open_clip(tower: object, channels: int) -> Normalisation | None:
-    """Mean and standard deviation that a tower of open_clip says, by which its own transforms normalise, or None."""
+    """Mean and standard deviation that a tower of open_clip says, by which its own transforms normalise, or None.
+
+    open_clip fills OpenAI's in where a checkpoint says none, so these say nothing.
+    """
     found = getattr(tower, "image_mean", None), getattr(tower, "image_std", None)
-    return None if None in found else found
+    if None in found:
+        return None
+    constants = importlib.import_module("open_clip.constants")
+    filled_in = constants.OPENAI_DATASET_MEAN, constants.OPENAI_DATASET_STD
+    return None if tuple(map(tuple, found)) == tuple(map(tuple, filled_in)) else found
 
 
 def of_model_being_built() -> Normalisation | None:

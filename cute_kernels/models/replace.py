@@ -33,7 +33,7 @@ class Family:
         order: of a patch's pixels in rows of a linear layer.
         casts: whether pixels are cast on their way there: by the class or one of its module that holds it, which one
             differs between versions of the library.
-        mean, std: normalisation of models whose processors have none.
+        mean, std: normalisation of models that do it themselves, whose processors only divide by 255.
     """
 
     module: str
@@ -70,11 +70,23 @@ class Family:
         return None if original is None else _replacement(self, original)
 
     def options(self, known: Normalisation | None = None, **said: Any) -> PatchOptions:
-        """Options with the normalisation that is said, else with the one of the family, else with the known one."""
-        for name, own, found in zip(("mean", "std"), (self.mean, self.std), known or (None, None), strict=True):
+        """Options with the normalisation that is said, else with the known one.
+
+        Raises:
+            ValueError: one of a processor, where the model normalises by itself.
+        """
+        known = known or (None, None) if self.mean is None else known or (0.0, 1.0)
+        for name, found in zip(("mean", "std"), known, strict=True):
             if said.get(name) is None:
-                said[name] = found if own is None else own
+                said[name] = found
         options = PatchOptions(**said)
+        if self.mean is not None:
+            if {*options.mean} != {0.0} or {*options.std} != {1.0}:
+                raise ValueError(
+                    f"mean = {list(options.mean)} and std = {list(options.std)} of {self.model}, which normalises "
+                    "pixels of 0 to 1 itself: must be left out, and its processor must only divide by 255"
+                )
+            options = replace(options, mean=self.mean, std=self.std)
         if self.mixin is not None:
             self.mixin.check_options(self, options)
         return options
@@ -290,13 +302,11 @@ class Library:
         Raises:
             ValueError: a processor that does not say.
         """
-        if found.family.mean is not None:  # which no processor normalises
-            return None
         if processor is None:
             said = (self.said(owner, found.channels) for owner in found.owners(model))
             return next(filter(None, said), None)
         known = processors.of_processor(processor)
-        if known is None:
+        if known is None and found.family.mean is None:
             raise ValueError(f"processor is {type(processor).__name__} without image_mean and image_std")
         return known
 
@@ -342,47 +352,49 @@ def is_fused(kind: type) -> bool:
     return fusion is not None and issubclass(kind, fusion._FusedPatchEmbeddingMixin)
 
 
+_PIXELS = ("hidden_states", "image", "images", "patches", "x")
+"""Names of arguments that are pixels where modules get them, beside those that begin with ``pixel_values``."""
+
+
 @dataclass(frozen=True)
 class _Entry:
-    """Hook before a module that may cast pixels on their way to the layer or embedding at ``path``, or that pads them.
+    """Hook before a module through which pixels come to the layer or embedding at ``path``.
 
-    Where their type still says that they are raw, they are normalised here, unless the layer behind expects raw ones;
-    by the ``last`` such module, where that layer is in an adapter. A module that ``pads`` adds zeros, which are the
-    mean of normalised images alone."""
+    Raw pixels are normalised here where what stands there is not ours, or is in an adapter or behind hooks of others:
+    by the ``last`` such module. Those that only their type tells to be raw are so by the first where modules
+    ``cast``. A module that pads adds zeros, which are the mean of normalised images alone."""
 
     path: str
     options: PatchOptions
+    casts: bool
     last: bool
-    pads: bool
 
     def __call__(self, module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> tuple[tuple, dict] | None:
         first = {0: self._given(module, arguments[0])} if arguments else {}
-        given = {name: self._given(module, value) for name, value in named.items() if name.startswith("pixel_values")}
-        return (*first.values(), *arguments[1:]), named | given
+        names = (name for name in named if name.startswith("pixel_values") or name in _PIXELS)
+        return (*first.values(), *arguments[1:]), named | {name: self._given(module, named[name]) for name in names}
 
     def _given(self, module: torch.nn.Module, pixels: Any) -> Any:
-        if not isinstance(pixels, torch.Tensor):
+        options = self.options
+        if not isinstance(pixels, torch.Tensor) or not (options.raw or pixels.dtype == torch.uint8):
             return pixels
-        raw = self.options.raw or pixels.dtype == torch.uint8
-        if self.pads:
-            return _padded(module, pixels, self.options.mean) if raw and pixels.dim() == 4 else pixels
+        if getattr(module, "dynamic_img_pad", False) and pixels.dim() == 4:
+            pixels = _padded(module, pixels, options.mean)
         target = module.get_submodule(self.path)
         within = [each for each in target.modules() if isinstance(each, EngineMixin)]
         adapted = not isinstance(target, EngineMixin) or (
             bool(target._forward_pre_hooks) and isinstance(target, tuple(layers.PLAIN))
         )
+        # timm's, which multiplies patches of any size by weights that it makes of the layer's.
+        adapted = adapted or (pixels.dim() == 5 and getattr(module, "enable_patch_interpolator", False))
         for each in within:
             if each.engine.behind_adapter != adapted:
                 each.engine.behind_adapter = adapted
-        if self.options.pixels == "raw":
-            normalises = adapted and self.last
-        else:
-            normalises = pixels.dtype == torch.uint8 and (adapted or not self.options.integer)
-        if not normalises:
+        if not (adapted and self.last if options.raw else adapted or self.casts):
             return pixels
         weight = within[0].engine_weight() if within else next(target.parameters())
-        engine = PatchEngine(self.options)
-        return engine.normalised(engine.as_said(pixels), weight)
+        engine, rows = PatchEngine(options), pixels.flatten(2) if pixels.dim() == 5 else pixels
+        return engine.normalised(engine.as_said(rows), weight).view(pixels.shape)
 
 
 def _padded(module: torch.nn.Module, images: torch.Tensor, mean: Sequence[float] | None) -> torch.Tensor:
@@ -398,22 +410,20 @@ def _padded(module: torch.nn.Module, images: torch.Tensor, mean: Sequence[float]
 
 
 def _open_entries(model: torch.nn.Module, found: Found, options: PatchOptions) -> None:
-    """Hooks before all modules of the library's file that may cast the pixels of an embedding, or pad them."""
+    """Hooks before an embedding whose layer is replaced, and before all modules of the library's file around an
+    embedding that may cast its pixels."""
     path, family, file = found.path, found.family, found.family.original().__module__
     within = (found.layer if family.layer else found.module).modules()
     known = next((module.engine.options for module in within if isinstance(module, EngineMixin)), options)
-    if getattr(found.module, "dynamic_img_pad", False):
-        found.module.register_forward_pre_hook(_Entry(family.layer, known, last=True, pads=True), with_kwargs=True)
     holders = []
-    for outer, holder in model.named_modules() if family.casts else ():
-        of_file = any(kind.__module__ == file for kind in type(holder).__mro__)
-        if not of_file or not f"{path}.".startswith(f"{outer}." if outer else ""):
-            continue
-        if path != outer or family.layer:  # not itself, which takes raw pixels
+    for outer, holder in model.named_modules():
+        around = f"{path}.".startswith(f"{outer}." if outer else "")
+        of_file = family.casts and any(kind.__module__ == file for kind in type(holder).__mro__)
+        if around and (family.layer if path == outer else of_file):  # a replaced forward takes raw pixels
             holders.append((outer, holder))
     for outer, holder in holders:
         inner = f"{path[len(outer) :].strip('.')}.{family.layer}".strip(".")
-        hook = _Entry(inner, known, last=outer == holders[-1][0], pads=False)
+        hook = _Entry(inner, known, casts=family.casts, last=outer == holders[-1][0])
         holder.register_forward_pre_hook(hook, with_kwargs=True)
 
 

@@ -183,16 +183,10 @@ class _Normed(_Embedding):
 
     @staticmethod
     def check_options(family: Family, options: PatchOptions) -> None:
-        name = family.model
         if not options.integer:
             raise ValueError(
-                f"precision = {options.precision!r} for {name!r}, which normalises rows of uint8 itself, exactly: "
+                f"precision = {options.precision!r} for {family.model!r}, which normalises rows of uint8 itself: "
                 "must be 'int8'"
-            )
-        if len({*options.mean}) > 1 or len({*options.std}) > 1:
-            raise ValueError(
-                f"mean = {list(options.mean)} and std = {list(options.std)} of {name}, whose LayerNorm is over "
-                "all channels together: must be one number for all of them"
             )
 
     def engine_parameters(self) -> tuple[torch.Tensor | None, ...]:
@@ -308,8 +302,11 @@ def enable(
         ModuleNotFoundError: no transformers, or one without ``transformers.monkey_patching``.
         TypeError, ValueError: an argument that is not allowed; a class whose replacement somebody else registered.
     """
-    said = {"precision": precision, "mean": mean, "std": std, "pixels": pixels, "backend": backend}
-    options = {family: family.options(**said) for family in _chosen(models, precision)}
+    said = {"precision": precision, "pixels": pixels, "backend": backend}
+    options = {}
+    for family in _chosen(models, precision):  # of all families, no processor normalises for those that do it
+        of_all = models is None and family.mean is not None
+        options[family] = family.options(**said, mean=None if of_all else mean, std=None if of_all else std)
     registry = _registry()
     options = {family: each for family, each in options.items() if family.original(loaded_only=False) is not None}
     registered = registry.get_patch_mapping()

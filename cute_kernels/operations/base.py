@@ -399,7 +399,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.save_for_backward(*(given[name] for name in kept))
         ctx.operation, ctx.kept, ctx.others = operation, kept, flat[len(given) :]
         ctx.facts = {name: Fact(value.shape, value.dtype) for name, value in given.items() if value is not None}
-        return operation._below_autograd(keyset, *flat)
+        return operation._below_autograd(keyset, *flat).detach()  # a view from here could not be written to in place
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:

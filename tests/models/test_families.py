@@ -321,6 +321,27 @@ def test_rows_that_the_model_scales_itself(precision: str) -> None:
     assert torch.equal(integration.revert(ours)[0](pixels / 255, ids, padding), expected)
 
 
+@torch.no_grad()
+def test_what_a_processor_says_in_front_of_a_model_that_normalises() -> None:
+    """Gemma 4's only divides by 255: mean 0 and deviation 1. Another one's pixels are not what the model scales."""
+    plain, rows = gemma(), raw(2, 12, 768)
+    ids = torch.zeros(2, 12, 2, dtype=torch.int64)
+    given = ids, torch.zeros(2, 12, dtype=torch.bool)
+    expected = plain(rows / 255, *given)
+    processor = transformers.Gemma4ImageProcessor()
+    for said in ({}, {"mean": 0, "std": 1}, {"mean": (0.0,) * 3, "std": (1.0,) * 3}, {"processor": processor}):
+        ours = integration.convert(torch.nn.ModuleList([copy.deepcopy(plain)]), "int8", **said)
+        assert error(ours[0](rows, *given), expected) < ERRORS["int8"]
+    processor = transformers.Gemma4ImageProcessor(do_normalize=True, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    for said in ({"mean": 0.5, "std": 0.5}, {"mean": MEAN, "std": STD}, {"processor": processor}):
+        with pytest.raises(ValueError, match="of gemma4, which normalises pixels of 0 to 1 itself: must be left out"):
+            integration.convert(torch.nn.ModuleList([copy.deepcopy(plain)]), "int8", **said)
+    try:
+        assert "gemma4" in integration.enable("int8", mean=MEAN, std=STD)  # which is said of the others
+    finally:
+        integration.disable()
+
+
 @pytest.fixture
 def fusion(tmp_path: Path) -> Iterator[Path]:
     """A checkpoint whose embeddings the library fuses when it is asked to; what it registers then is taken back."""

@@ -195,7 +195,7 @@ def _compiled(model: torch.nn.Module) -> Any:
     [
         ({"precision": "bf16"}, "precision = 'bf16' for 'gemma4_unified', .*: must be 'int8'"),
         ({"precision": "auto"}, "precision = 'auto'"),
-        ({"precision": "int8", "std": (0.5, 0.5, 0.4)}, "whose LayerNorm is over all channels together"),
+        ({"precision": "int8", "mean": 0.5, "std": 0.5}, "of gemma4_unified, which normalises pixels of 0 to 1 itself"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:

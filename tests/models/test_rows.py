@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -64,6 +65,38 @@ def test_a_model(kind: str) -> None:
     cast = integration.convert(copy.deepcopy(plain), pixels="raw", **SAID)
     assert 0 < error(run(cast, images.float()), expected) < ERRORS["bf16"]
     assert torch.equal(run(integration.revert(ours), normalised(images)), expected)
+
+
+def _lora(model: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(2)
+    config = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["projection"], init_lora_weights=False)
+    return peft.get_peft_model(model, config).eval().get_base_model()
+
+
+def _another(model: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(2)
+    path = next(path for path, _ in model.named_modules() if path.endswith("projection"))
+    model.set_submodule(path, torch.nn.Conv2d(3, 64, 16, stride=16))
+    return model
+
+
+def _darker(model: torch.nn.Module) -> torch.nn.Module:
+    layer = next(module for path, module in model.named_modules() if path.endswith("projection"))
+    layer.register_forward_pre_hook(lambda _, given: (given[0] * 0.5,))
+    return model
+
+
+@pytest.mark.parametrize("change", [_lora, _another, _darker])
+@pytest.mark.parametrize("kind", ["beit", "sam", "vit"])  # of which two do not cast their pixels
+@pytest.mark.filterwarnings("ignore:a layer of a converted")
+def test_raw_pixels_before_what_stands_around_or_in_place_of_a_layer(kind: str, change: Callable) -> None:
+    torch.manual_seed(0)
+    plain, images = MODELS[kind]().eval(), raw()
+    expected = run(change(copy.deepcopy(plain)), normalised(images))
+    for precision, pixels in (("bf16", "auto"), ("bf16", "raw"), ("int8", "auto"), ("int8", "raw")):
+        ours = change(integration.convert(copy.deepcopy(plain), precision, pixels=pixels, **SAID))
+        for given in (images, images.float()) if (precision, pixels) != ("bf16", "auto") else (images,):
+            assert error(run(ours, given), expected) < ERRORS["bf16"]
 
 
 def test_a_loss_that_compares_with_pixels_is_of_normalised_ones() -> None:

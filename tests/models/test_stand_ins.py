@@ -331,7 +331,7 @@ def test_an_adapter_around_a_converted_convolution(dora: bool) -> None:
     expected = adapt(Tower())(IMAGES)
     converted = Tower()
     convert_layer(converted.proj, PatchOptions())
-    with pytest.warns(UserWarning, match="give the model normalised pixels"):
+    with pytest.warns(UserWarning, match="raw pixels reach it as they are"):
         adapted = adapt(converted)
     assert is_converted(adapted.base_model.model.proj.base_layer)
     assert type(adapted.base_model.model.proj.lora_A["default"]) is torch.nn.Conv2d

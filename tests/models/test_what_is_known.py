@@ -263,8 +263,12 @@ def test_lora_on_the_layer(precision: str, pixels: str) -> None:
     plain, ours = adapted
     for training in (True, False):
         expected = run(plain.train(training))
-        for given in (RAW, RAW.float() if pixels == "raw" else FLOATS):
+        is_raw = pixels == "raw" or precision == "int8"
+        for given in (RAW, RAW.float() if is_raw else FLOATS):
             assert error(run(ours.train(training), given), expected) < ERRORS["bf16"]
+        if is_raw:
+            with pytest.raises(ValueError, match="there are others than whole numbers from 0 to 255"):
+                run(ours, FLOATS)
     merged = ours.merge_and_unload()
     assert error(run(merged, RAW), expected) < ERRORS[precision]  # the layer is at its place again
 

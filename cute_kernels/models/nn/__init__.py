@@ -6,7 +6,6 @@ from cute_kernels.models.nn.fp8_mlp import Fp8Mlp, convert_mlps
 from cute_kernels.models.nn.layers import PatchConv2d, PatchLinear, convert_layer, revert_layer
 from cute_kernels.models.nn.options import PatchOptions
 from cute_kernels.models.nn.patch_embed import PatchEmbed
-from cute_kernels.models.nn.timm_patch_embed import TimmPatchEmbed
 from cute_kernels.models.nn.traced import kernels_in_export
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "PatchEmbed",
     "PatchLinear",
     "PatchOptions",
-    "TimmPatchEmbed",
     "convert_layer",
     "convert_mlps",
     "kernels_in_export",

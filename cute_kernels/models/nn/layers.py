@@ -52,15 +52,6 @@ class EngineMixin:
         super()._load_from_state_dict(*arguments, **named)
         self.engine._prepared.clear()
 
-    def forget_prepared(self) -> None:
-        """Makes what the kernels read anew at the next call: after a write that nothing notices.
-
-        `cute_kernels.clear_cache`, which says what such writes are, does it for all modules.
-        """
-        self.engine._prepared.clear()
-        if self.positions is not None:
-            self.positions.clear()
-
 
 class _PatchLayer(EngineMixin):
     """A layer of `convert_layer`; with arguments, as an adapter around it makes its own layers (PEFT), a plain one."""
@@ -71,7 +62,7 @@ class _PatchLayer(EngineMixin):
         plain = PLAIN[cls]
         warn(
             f"a layer of a converted {plain.__name__}'s class is made as a plain {plain.__name__}, as an adapter "
-            "around it does: give the model normalised pixels, for raw ones would reach the adapter as they are",
+            "around it does: raw pixels reach it as they are, but in a model that was converted as a whole",
             stacklevel=2,
         )
         return plain(*arguments, **named)
@@ -170,7 +161,8 @@ def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw"
         check_reachable(module)
     forward = getattr(type(module), "forward", None)
     if forward not in (torch.nn.Conv2d.forward, torch.nn.Linear.forward):
-        raise TypeError(f"module is {type(module).__name__}: must be torch.nn.Conv2d or torch.nn.Linear")
+        kind = f"{type(module).__module__}.{type(module).__name__}"
+        raise TypeError(f"module is {kind}: must be torch.nn.Conv2d or torch.nn.Linear")
     if getattr(type(module), "_conv_forward", None) not in (None, torch.nn.Conv2d._conv_forward):
         raise TypeError(f"module is {type(module).__name__}, which convolves in another way than torch.nn.Conv2d")
     if parametrize.is_parametrized(module):

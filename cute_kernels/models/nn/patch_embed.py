@@ -83,8 +83,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             wrong = ", ".join(given) or f"options = {options!r}"
             raise TypeError(
                 f"PatchEmbed is made from the layer whose place it takes, not from {wrong}: write "
-                "PatchEmbed.from_module(torch.nn.Conv2d(3, features, patch, stride=patch), pos_embed=..), or take "
-                "TimmPatchEmbed, which has the constructor of timm's"
+                "PatchEmbed.from_module(torch.nn.Conv2d(3, features, patch, stride=patch), pos_embed=..)"
             )
         pos_embed, grid = given.get("pos_embed"), given.get("grid")
         self.positions = PositionCache(given.get("interpolation", "bicubic"), given.get("antialias", False))

@@ -201,9 +201,5 @@ class PositionCache:
                 self._entries.popitem(last=False)
         return value
 
-    def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-
     def __len__(self) -> int:
         return len(self._entries)

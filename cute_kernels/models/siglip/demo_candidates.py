@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.models import siglip
 from cute_kernels.models.siglip import PatchEmbedding
+from cute_kernels.operations import reference
 from cute_kernels.operations.base import Operation
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
@@ -101,18 +101,25 @@ def make_candidate(precision: str, raw: torch.Tensor, model: PatchEmbedding) -> 
 
 def _rows_in_fp8(raw: torch.Tensor, model: PatchEmbedding) -> Candidate:
     """Images normalised and laid out as rows in FP32, which is what a program without `patch_embed_images` does."""
-    pixels = model.preprocessing.normalised(raw)
-    x = siglip.quantize(siglip.patchify(pixels, model.patch_size, drop_rest=True))
-    weight = siglip.quantize(model.rows())
+    side = model.grid * model.patch_size
+    pixels = model.preprocessing.normalised(raw)[:, :, :side, :side]
+    rows = reference.patch_rows(pixels, model.patch_size).unflatten(0, (raw.shape[0], -1))
+    (x, scale_a), (weight, scale_b) = _e4m3(rows), _e4m3(model.rows())
     arguments = PatchEmbedArguments(
-        x=x.values,
-        weight=weight.values,
+        x=x,
+        weight=weight,
         bias=model.bias,
         pos_embed=model.pos_embed,
         pos_index=None,
-        scale_a=x.scale,
-        scale_b=weight.scale,
+        scale_a=scale_a,
+        scale_b=scale_b,
         backend="auto",
         config=None,
     )
     return Candidate("fp8", "E4M3 rows", PATCH_EMBED, arguments)
+
+
+def _e4m3(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Values and their one multiplier, with which the largest magnitude is 448."""
+    scale = float(tensor.abs().amax()) / 448
+    return (tensor / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale

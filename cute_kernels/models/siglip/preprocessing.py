@@ -1,7 +1,4 @@
-"""Images -> pixels -> patches, as SigLIP2's processor and convolution order them.
-
-Patches are flattened as ``(channel, row, column)``, the order in which a ``Conv2d`` weight ``[N, 3, p, p]`` flattens.
-"""
+"""Images -> pixels, as SigLIP2's processor orders them."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from PIL import Image
-
-from cute_kernels.operations.reference.images import patch_rows
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -27,13 +22,6 @@ class Preprocessing:
     resample: str = "bilinear"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-
-    def __call__(self, images: Sequence[Image.Image | np.ndarray], size: int) -> torch.Tensor:
-        """Returns ``[len(images), 3, size, size]`` float32.
-
-        Args, Raises: as `resized`.
-        """
-        return self.normalised(self.resized(images, size))
 
     def resized(self, images: Sequence[Image.Image | np.ndarray], size: int) -> torch.Tensor:
         """Returns ``[len(images), 3, size, size]`` uint8: squares, before they are normalised; raises as `to_rgb`, and
@@ -77,21 +65,3 @@ def to_rgb(image: Image.Image | np.ndarray) -> Image.Image:
         allowed = ", ".join((*_EIGHT_BITS, *_SIXTEEN_BITS))
         raise ValueError(f"image has mode {image.mode}: must be {allowed}")
     return image.convert("RGB")
-
-
-def patchify(pixels: torch.Tensor, patch_size: int, *, drop_rest: bool = False) -> torch.Tensor:
-    """``[B, 3, H, W]`` -> ``[B, S, 3 * p * p]``: whole patches in row-major order, each as (channel, row, column).
-
-    ``drop_rest`` leaves out the pixels beyond the last whole patch, as the convolution of a checkpoint does whose image
-    size is no multiple of its patch size (SigLIP so400m-patch14-384); without it they raise ValueError, as do images
-    smaller than a patch."""
-    height, width = pixels.shape[2:]
-    rows, columns = height // patch_size, width // patch_size
-    if not rows or not columns:
-        raise ValueError(f"image of {height} x {width} pixels has no whole {patch_size} x {patch_size} patch")
-    if not drop_rest and (height % patch_size or width % patch_size):
-        raise ValueError(
-            f"image of {height} x {width} pixels: must be a whole number of {patch_size} x {patch_size} patches"
-        )
-    whole = pixels[:, :, : rows * patch_size, : columns * patch_size]
-    return patch_rows(whole, patch_size).unflatten(0, (pixels.shape[0], rows * columns))

@@ -1,4 +1,4 @@
-"""The patch embedding's weights: a local Hugging Face checkpoint's, or seeded random ones; and their FP8 quantisation.
+"""The patch embedding's weights: a local Hugging Face checkpoint's, or seeded random ones.
 
 NaFlex checkpoints store a ``Linear`` weight as ``(row, column, channel)``; `load_patch_embedding` reorders it. K is the
 same either way, so a wrong order would fail silently.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
@@ -31,7 +30,6 @@ ARCHITECTURES = {
 """Hidden size and patch size of the SigLIP models."""
 
 CHANNELS = 3
-E4M3_MAX = 448.0
 
 
 @dataclass(frozen=True)
@@ -76,26 +74,6 @@ class PatchEmbedding:
     def rows(self) -> torch.Tensor:
         """``[N, K]`` float32 weight rows, K in the order of `patchify`."""
         return self.weight.flatten(1)
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """E4M3 values and the multiplier that restores their magnitude: ``values * scale`` approximates the original."""
-
-    values: torch.Tensor
-    scale: float
-
-
-def quantize(tensor: torch.Tensor) -> Quantized:
-    """Quantises to float8_e4m3fn with one scale, so that the largest magnitude becomes 448; zeros get scale 1. NaN and
-    infinity raise ValueError."""
-    largest = tensor.abs().amax().to(torch.float32).item()
-    if not math.isfinite(largest):
-        raise ValueError("cannot quantise NaN or infinity")
-    # The smallest normal FP32 number keeps the division finite.
-    scale = np.float32(max(largest / E4M3_MAX, float(np.finfo(np.float32).tiny))) if largest else np.float32(1)
-    scaled = tensor.to(torch.float32) / float(scale)
-    return Quantized(scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), float(scale))
 
 
 def seeded_patch_embedding(architecture: str = "base-p16", image_size: int = 224, seed: int = 0) -> PatchEmbedding:

@@ -23,17 +23,8 @@ def nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants.DerivedTensors, "_is_compared", lambda *_: False)
 
 
-def forget_all(_: torch.nn.Module) -> None:
-    cute_kernels.clear_cache()
-
-
-def forget_one(module: torch.nn.Module) -> None:
-    module.forget_prepared()
-
-
-@pytest.mark.parametrize("forget", [forget_all, forget_one])
 @torch.no_grad()
-def test_weight_and_interpolated_positions_of_a_module(forget) -> None:
+def test_weight_and_interpolated_positions_of_a_module() -> None:
     module, pos, images = convolution(), positions(), uint8_images(64, 80)
     ours = PatchEmbed.from_module(module, pos_embed=pos, precision="int8")
 
@@ -46,7 +37,7 @@ def test_weight_and_interpolated_positions_of_a_module(forget) -> None:
     for parameter in (module.weight, pos):
         parameter.data.mul_(-1)
         assert error(ours(images), expected()) > 0.1  # the write is not noticed
-        forget(ours)
+        cute_kernels.clear_cache()
         assert error(ours(images), expected()) < ERRORS["int8"]
 
 

@@ -125,6 +125,19 @@ def test_rows_of_a_linear_layer_train(computed: list[str]) -> None:
         assert (mine.grad - exact.grad).norm() < 1e-2 * exact.grad.norm()
 
 
+@pytest.mark.parametrize("view", [lambda out: out, lambda out: out.flatten(2).transpose(1, 2)], ids=["as is", "rows"])
+def test_a_result_is_written_to_in_place(view: Callable, computed: list[str]) -> None:
+    """As timm's NaFlexEmbeds adds positions."""
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(3, 32, 8, stride=8)
+    twin = copy.deepcopy(layer)
+    convert_layer(layer.bfloat16(), PatchOptions())
+    for embed, pixels in ((layer, images().bfloat16()), (twin, images())):
+        view(embed(pixels)).mul_(2).square().sum().backward()
+    assert computed == ["patch_embed_images"]
+    assert (layer.weight.grad - twin.weight.grad).norm() < 2e-2 * twin.weight.grad.norm()
+
+
 def test_nothing_is_prepared_for_a_weight_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which a GPU would wait for in every step."""
     embed = module()

@@ -79,6 +79,22 @@ def test_the_normalisation_of_the_tower():
     assert error(ours.encode_image(raw()), expected) < ERRORS["fp16"]
 
 
+@torch.no_grad()
+def test_a_normalisation_that_open_clip_filled_in_is_asked_for() -> None:
+    """Its default is OpenAI's, whatever the checkpoint was trained with."""
+    plain = clip(OWN)
+    filled_in = {"mean": OPENAI_DATASET_MEAN, "std": list(OPENAI_DATASET_STD)}
+    open_clip.model.set_model_preprocess_cfg(plain, filled_in)
+    with pytest.raises(ValueError, match="mean and std of an open_clip model are not known"):
+        integration.convert(copy.deepcopy(plain), "int8")
+    transforms = open_clip.image_transform(64, is_train=False, **filled_in)
+    expected = plain.encode_image(normalised(*filled_in.values()))
+    for said in (filled_in, {"processor": transforms}):
+        assert error(integration.convert(copy.deepcopy(plain), "int8", **said).encode_image(raw()), expected) < 2e-2
+    with pytest.raises(ValueError, match="mean and std are not known"):
+        integration.convert(copy.deepcopy(plain)).encode_image(raw())
+
+
 @pytest.mark.parametrize("vision", [OWN, TIMM])
 def test_a_model_tells_whether_it_is_converted(vision):
     """True only where calls of the tower's embedding reach the kernels."""

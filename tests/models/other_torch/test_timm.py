@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.nn.utils import parametrize
 
 from cute_kernels.models import timm as integration
-from cute_kernels.models.nn import PatchConv2d, PatchLinear, TimmPatchEmbed
+from cute_kernels.models.nn import PatchConv2d, PatchLinear
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 0}
 ERRORS = {"bf16": 5e-3, "fp16": 8e-4, "int8": 2e-2, "fp8": 8e-2}
@@ -195,21 +195,23 @@ def test_a_model_tells_whether_it_is_converted():
         integration.is_converted("model")
 
 
-@pytest.mark.filterwarnings("ignore:.*give the model normalised pixels")
+def adapted(model: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(2)
+    (path,) = (path for path, module in model.named_modules() if path in ("patch_embed.proj", "embeds.proj"))
+    config = peft.LoraConfig(r=4, lora_alpha=64, target_modules=[path], init_lora_weights=False)
+    return peft.get_peft_model(model, config).eval()
+
+
+@pytest.mark.filterwarnings("ignore:a layer of a converted")
 @torch.no_grad()
 def test_an_adapter_around_the_layer_is_called():
-    def adapted(model: torch.nn.Module) -> torch.nn.Module:
-        torch.manual_seed(2)
-        config = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["patch_embed.proj"], init_lora_weights=False)
-        return peft.get_peft_model(model, config).eval()
-
     pixels = raw() / 127.5 - 1
     expected = adapted(vit())(pixels)
     ours = adapted(integration.convert(vit()))
     assert error(ours(pixels), expected) < 2 * ERRORS["bf16"] < error(vit()(pixels), expected)
-    assert not integration.is_converted(ours)  # its layers are given raw pixels as they are
+    assert not integration.is_converted(ours)
     assert integration.is_converted(ours.merge_and_unload()) and error(ours(pixels), expected) < 2 * ERRORS["bf16"]
-    with pytest.raises(ValueError, match="proj cannot be converted: module is Conv2d: must be"):
+    with pytest.raises(ValueError, match="proj cannot be converted: module is peft.tuners.lora.layer.Conv2d: must be"):
         integration.convert(adapted(vit()))
 
 
@@ -250,11 +252,51 @@ def test_a_normalisation_that_no_weights_say_is_asked_for() -> None:
     assert error(integration.convert(copy.deepcopy(named))(raw()), named(raw() / 127.5 - 1)) < ERRORS["bf16"]
 
 
+def smaller_patches(model: torch.nn.Module) -> torch.nn.Module:
+    model.set_input_size((64, 64), patch_size=8)
+    return model
+
+
+RAW = [("bf16", "auto"), ("bf16", "raw"), ("int8", "auto"), ("int8", "raw")]
+
+
+@pytest.mark.parametrize(("precision", "pixels"), RAW)
+@pytest.mark.parametrize(("make", "change"), [
+    (vit, adapted), (vit, smaller_patches), (lambda: naflex(embed_proj_type="conv"), adapted),
+    (lambda: naflex(embed_proj_type="linear"), adapted),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:a layer of a converted")
 @torch.no_grad()
-def test_timms_model_with_the_embedding_of_its_constructor() -> None:
-    config = {"img_size": 64, "patch_size": 16, "embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 0}
-    plain = VisionTransformer(**config).eval()
-    ours = VisionTransformer(**config, embed_layer=TimmPatchEmbed).eval()
-    ours.load_state_dict(plain.state_dict())
-    images = torch.rand(2, 3, 64, 64) * 2 - 1
-    assert 0 < (ours(images) - plain(images)).norm() / plain(images).norm() < 1e-2
+def test_raw_pixels_before_what_stands_in_place_of_a_layer(make, change, precision: str, pixels: str) -> None:
+    expected, images = change(make())(raw() / 127.5 - 1), raw()
+    ours = change(integration.convert(make(), precision, pixels=pixels, mean=0.5, std=0.5))
+    for given in (images,) if (precision, pixels) == ("bf16", "auto") else (images, images.float()):
+        assert error(ours(given), expected) < ERRORS["bf16"]
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(("precision", "pixels"), RAW)
+@torch.no_grad()
+def test_patches_of_any_size(precision: str, pixels: str, channels_last: bool) -> None:
+    """timm multiplies them by weights that it makes of the layer's, which is not called."""
+    kwargs = {"embed_proj_type": "linear", "enable_patch_interpolator": True, "patchify_channels_last": channels_last}
+    plain = naflex(**kwargs)
+    ours = integration.convert(copy.deepcopy(plain), precision, pixels=pixels, mean=(0.2, 0.5, 0.6), std=0.25)
+    shape = (2, 16, 6, 6, 3) if channels_last else (2, 16, 3, 6, 6)
+    rows = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    mean = torch.tensor([0.2, 0.5, 0.6]).view((3,) if channels_last else (3, 1, 1))
+    coordinates = torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(2, 16, 2)
+    more = {"patch_coord": coordinates, "patch_valid": torch.ones(2, 16, dtype=torch.bool)}
+    expected = plain.forward_features((rows / 255 - mean) / 0.25, **more)["patches"]
+    for given in (rows,) if (precision, pixels) == ("bf16", "auto") else (rows, rows.float()):
+        assert error(ours.forward_features(given, **more)["patches"], expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["conv", "linear"])
+def test_naflex_trains_through_the_kernel(kind: str) -> None:
+    """It adds positions in place."""
+    plain = naflex(embed_proj_type=kind).bfloat16()
+    ours = integration.convert(copy.deepcopy(plain))
+    for model in (plain, ours):
+        model(raw().bfloat16() / 127.5 - 1).float().square().sum().backward()
+    assert error(ours.embeds.proj.weight.grad, plain.embeds.proj.weight.grad) < 5e-2

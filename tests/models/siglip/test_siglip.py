@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import struct
 import zlib
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from cute_kernels import patch_embed
@@ -38,7 +34,7 @@ def test_preprocessing_is_siglip2s():
         size={"height": 32, "width": 32}, resample=Image.Resampling.BILINEAR, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
     expected = processor([Image.fromarray(i) for i in images], return_tensors="pt")["pixel_values"]
-    pixels = siglip.Preprocessing()(images, 32)
+    pixels = siglip.Preprocessing().normalised(siglip.Preprocessing().resized(images, 32))
     assert pixels.shape == (2, 3, 32, 32)
     torch.testing.assert_close(pixels, expected, rtol=0, atol=1e-6)
 
@@ -46,7 +42,7 @@ def test_preprocessing_is_siglip2s():
 def test_grey_and_alpha_images_become_rgb():
     grey, colour = photo()[..., 0], photo()
     alpha = np.concatenate([colour, np.full((40, 56, 1), 7, np.uint8)], axis=2)
-    pixels = siglip.Preprocessing()([grey, colour, alpha], 16)
+    pixels = siglip.Preprocessing().resized([grey, colour, alpha], 16)
     assert torch.equal(pixels[0, 0], pixels[0, 2])
     assert torch.equal(pixels[1], pixels[2])
 
@@ -93,7 +89,7 @@ def test_every_mode_of_pillow_is_converted_or_refused_by_name():
     assert np.array_equal(np.asarray(siglip.to_rgb(Image.new("CMYK", (1, 1), (255, 0, 128, 0)))), [[[0, 255, 127]]])
     for mode in ("I", "F", "La"):
         with pytest.raises(ValueError, match=f"image has mode {mode}: must be 1, L, "):
-            siglip.Preprocessing()([Image.new(mode, (4, 4))], 4)
+            siglip.Preprocessing().resized([Image.new(mode, (4, 4))], 4)
     for shape in ((4,), (4, 4, 1), (4, 4, 2), (4, 4, 5), (0, 4, 3), (1, 4, 4, 3)):
         with pytest.raises(ValueError, match=r"image has shape .*: must be \[H, W\], "):
             siglip.to_rgb(np.zeros(shape, np.uint8))
@@ -103,58 +99,9 @@ def test_every_mode_of_pillow_is_converted_or_refused_by_name():
 
 def test_float_images_are_refused():
     with pytest.raises(ValueError, match="dtype float64: must be uint8"):
-        siglip.Preprocessing()([photo() / 255], 16)
+        siglip.Preprocessing().resized([photo() / 255], 16)
     with pytest.raises(ValueError, match="no images"):
-        siglip.Preprocessing()([], 16)
-
-
-@given(st.integers(1, 2), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3), st.integers(0, 3), st.integers(1, 5))
-def test_patchify_is_what_a_convolution_sees(batch, rows, more_rows, columns, more_columns, patch):
-    height, width = rows * patch + min(more_rows, patch - 1), columns * patch + min(more_columns, patch - 1)
-    pixels = torch.randn(batch, 3, height, width)
-    unfolded = torch.nn.functional.unfold(pixels, patch, stride=patch)
-    assert torch.equal(siglip.patchify(pixels, patch, drop_rest=True), unfolded.transpose(1, 2))
-    if height % patch or width % patch:
-        with pytest.raises(ValueError, match=f"{height} x {width} pixels: must be a whole number of {patch} x {patch}"):
-            siglip.patchify(pixels, patch)
-    else:
-        assert torch.equal(siglip.patchify(pixels, patch), unfolded.transpose(1, 2))
-
-
-@pytest.mark.parametrize(("batch", "channels"), [(0, 3), (2, 0)])
-def test_patchify_of_nothing_is_empty(batch: int, channels: int) -> None:
-    assert siglip.patchify(torch.zeros(batch, channels, 8, 12), 4).shape == (batch, 6, channels * 16)
-
-
-def test_patchify_refuses_images_without_a_patch():
-    with pytest.raises(ValueError, match="3 x 9 pixels has no whole 4 x 4 patch"):
-        siglip.patchify(torch.zeros(1, 3, 3, 9), 4)
-
-
-# --- quantisation ----------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 2**32), st.floats(1e-30, 1e30))
-def test_quantize_rounds_to_nearest_e4m3(seed, magnitude):
-    tensor = torch.randn(50, generator=torch.Generator().manual_seed(seed)) * magnitude
-    result = siglip.quantize(tensor)
-    scaled = tensor.numpy() / np.float32(result.scale)
-    expected = np.clip(scaled, -448, 448).astype(ml_dtypes.float8_e4m3fn)
-    assert np.array_equal(result.values.view(torch.uint8).numpy(), expected.view(np.uint8))
-    assert result.values.float().abs().amax() == 448
-    assert result.scale == pytest.approx(tensor.abs().amax().item() / 448, rel=1e-6)
-    torch.testing.assert_close(result.values.float() * result.scale, tensor, rtol=1 / 16, atol=result.scale * 2**-10)
-
-
-def test_quantize_zeros_tiny_and_not_finite():
-    zeros = siglip.quantize(torch.zeros(3))
-    assert (zeros.scale, zeros.values.float().tolist()) == (1.0, [0.0] * 3)
-    tiny = siglip.quantize(torch.tensor([1e-40, 0.0]))
-    assert tiny.scale > 0
-    assert not tiny.values.float().isnan().any()
-    for bad in (math.nan, math.inf):
-        with pytest.raises(ValueError, match="NaN or infinity"):
-            siglip.quantize(torch.tensor([1.0, bad]))
+        siglip.Preprocessing().resized([], 16)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -206,7 +153,7 @@ def test_fixed_resolution_checkpoint(tmp_path, whole_model):
     embeddings = write_fixed_resolution(tmp_path, whole_model)
     loaded = siglip.load_patch_embedding(tmp_path)
     assert (loaded.image_size, loaded.patch_size, loaded.grid) == (22, 4, 5)
-    pixels = loaded.preprocessing([photo(), photo(seed=1)], loaded.image_size)
+    pixels = loaded.preprocessing.normalised(loaded.preprocessing.resized([photo(), photo(seed=1)], loaded.image_size))
     with torch.no_grad():
         expected = embeddings(pixels)
     out = reference.patch_embed_conv2d(pixels, loaded.weight, loaded.bias, loaded.pos_embed)
@@ -221,7 +168,7 @@ def test_naflex_checkpoint(tmp_path):
     embeddings = model.vision_model.embeddings if hasattr(model, "vision_model") else model.embeddings
     loaded = siglip.load_patch_embedding(tmp_path)
     assert (loaded.image_size, loaded.patch_size, loaded.grid) == (20, 4, 5)
-    pixels = loaded.preprocessing([photo(), photo(seed=1)], 20)
+    pixels = loaded.preprocessing.normalised(loaded.preprocessing.resized([photo(), photo(seed=1)], 20))
     # transformers flattens its own patches, (row, column, channel).
     from transformers.models.siglip2.image_processing_pil_siglip2 import convert_image_to_patches
 
@@ -235,9 +182,11 @@ def test_naflex_checkpoint(tmp_path):
 
 def assert_close_after_quantisation(model, pixels, expected):
     """FP8 has 3 mantissa bits; over 48 products its errors average out to a few percent of the result's spread."""
-    x = siglip.quantize(siglip.patchify(pixels, model.patch_size, drop_rest=True))
-    weight = siglip.quantize(model.rows())
-    out = patch_embed(x.values, weight.values, model.bias, model.pos_embed, scale_a=x.scale, scale_b=weight.scale)
+    side = model.grid * model.patch_size
+    x = reference.patch_rows(pixels[:, :, :side, :side], model.patch_size).unflatten(0, (pixels.shape[0], -1))
+    scales = [float(each.abs().amax()) / 448 for each in (x, model.rows())]
+    x, weight = ((each / s).to(torch.float8_e4m3fn) for each, s in zip((x, model.rows()), scales, strict=True))
+    out = patch_embed(x, weight, model.bias, model.pos_embed, scale_a=scales[0], scale_b=scales[1])
     assert (out.float() - expected).std() < 0.06 * expected.std()
 
 
