@@ -104,7 +104,7 @@ def test_uint8_pixels_are_the_processors(tmp_path):
     expected = np.asarray(photos[0].resize((32, 32), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
     assert np.array_equal(raw[0].numpy(), expected)
     mean, std = (np.array(value)[:, None, None] for value in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
-    np.testing.assert_allclose(prepare(photos, 32)[0].numpy(), (expected / 255 - mean) / std, atol=1e-6)
+    np.testing.assert_allclose(prepare.normalised(raw)[0].numpy(), (expected / 255 - mean) / std, atol=1e-6)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
