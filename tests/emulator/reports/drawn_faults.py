@@ -3,9 +3,7 @@
 A fault is an operator at a place: a wait is dropped, its parity turned, a count raised .. Its rule follows from these
 two alone, and is known before the fault is run: expressions that the report's help has to contain, with names of
 mbarriers and ``FILE:LINE`` of the place. ``python -m tests.emulator.reports.drawn_faults --seed 1 --count 99`` draws,
-runs and judges; ``--half`` takes those whose name has an even or odd hash alone. Rows of causes were written by half 0
-of seed 1 and count 110; of half 1, run once afterwards, 41 are reported and 32 named (27 of the first 35), some among
-alternatives.
+runs and judges; ``--half`` takes those whose name has an even or odd hash alone.
 """
 
 from __future__ import annotations
