@@ -153,7 +153,7 @@ class Evidence:
 
     @functools.cached_property
     def known(self) -> dict[str, dict]:
-        """Findings of rows, kept for the others."""
+        """What rows have found out for each other."""
         return {}
 
     @functools.cached_property

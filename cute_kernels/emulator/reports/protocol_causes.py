@@ -40,7 +40,7 @@ def _find_ring(e: Evidence, spot: Spot) -> Ring:
 
 
 def _tours(e: Evidence) -> dict[tuple[str, str, Ring], list[Moment]]:
-    """Operations of each warp at each ring, by class, in order; several in a row for one stage are one."""
+    """What each warp does at each ring, by class: one after the other, several for one stage in a row once."""
     if "tours" not in e.known:
         tours: dict[tuple[str, str, Ring], list[Moment]] = {}
         state, moments = e.facts.barrier, list(e.moments)
@@ -93,8 +93,8 @@ def _stage_astray(e: Evidence) -> Fields | None:
         each = tour[at]
         turn = ring[1][at % len(ring[1])]
         steps = {(ring[1].index(b.place[1]) - ring[1].index(a.place[1])) % len(ring[1]) for a, b in zip(tour, tour[1:])}
-        if len(steps) > 1 and at == 0 or at and tour[at - 1].place == each.place:
-            continue  # it goes another way round, or does not advance
+        if len(steps) > 1 and at == 0:
+            continue
         return {"who": e.who([key[0]]), "does": key[1], "there": e.name(each.place), "at": e.line(each.instruction),
                 "turn": e.name((each.place[0], turn))}  # fmt: skip
     return None
@@ -203,7 +203,7 @@ def _release_not_waited(e: Evidence) -> Fields | None:
 
 
 def _waits_for_itself(e: Evidence) -> Fields | None:
-    """An mbarrier lacks the arrivals of those who wait for it, beside who always does."""
+    """What is missing at an mbarrier are arrivals of those who wait for it, beside who always does."""
     blocked = list(_blocked(e))
     for warp, spot, place in blocked:
         state = e.state(spot)
