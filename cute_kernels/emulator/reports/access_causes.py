@@ -90,7 +90,7 @@ def _tells_of_room(e: Evidence, spot: Spot) -> bool:
     alike = e.alike(spot)
     filled = [alike(each.place) for each in (*e.did("announce"), *e.did("deliver"))]
     # Of tensor memory, which MMAs write, commits tell, and not copies.
-    others = bool(filled) and e.facts.memory is not None and e.facts.memory.space != "tensor"
+    others = bool(filled) and e.facts.memory is not None
     return not any(filled) and (others or any(word in e.name(spot).lower() for word in ("empty", "free")))
 
 
@@ -152,15 +152,6 @@ def _written_otherwise(e: Evidence) -> Fields | None:
     return {"at": e.line(wait.instruction), "full": e.name(wait.place), "phase": phase, "what": what}
 
 
-def _nothing_announced(e: Evidence) -> Fields | None:
-    """The reader's own arrival has completed the phase, and no bytes were announced: it waits for nothing."""
-    wait = e.last_wait()
-    if wait is None or passed_at_once(wait) or any(e.alike(wait.place)(each.place) for each in e.did("announce")):
-        return None
-    arrivals = [each for each in e.did("arrive", wait.place, wait.phase - 1) if each.warp == e.warp]
-    return {"full": e.name(wait.place), "at": e.lines(arrivals)} if arrivals else None
-
-
 # --- accesses too early: a stage that is still in use -----------------------------------------------------------------
 
 
@@ -175,18 +166,8 @@ def _refills(e: Evidence) -> Fields | None:
 
 def _refills_without_wait(e: Evidence) -> Fields | None:
     fields = _refills(e)
-    mine, signals = _signalled_by(e), e.signals()
-    other = e.facts.other
-    full = e.alike(other.signals) if other is not None and other.signals is not None else mine.__contains__
-    readers = {each.warp for each in e.did("wait") if full(each.place)} - {e.warp}
-
-    def tells(wait: Moment) -> bool:
-        """Whether who signals it may know that the stage is free: it has waited for what the warp itself signals."""
-        by = {each.warp for each in signals if e.alike(wait.place)(each.place)}
-        return wait.place not in mine and (not by or bool(by & readers))
-
-    told = any(tells(each) for each in e.did("wait", warp=e.warp))
-    return fields if fields is not None and e.facts.past.whole and not told else None
+    alike = [each for each in e.did("wait", warp=e.warp) if each.place not in _signalled_by(e)]
+    return fields if fields is not None and e.facts.past.whole and not alike else None
 
 
 def _signalled_by(e: Evidence) -> set[Spot]:
@@ -320,10 +301,6 @@ def _groups(e: Evidence, prefix: tuple[str, ...]) -> Fields | None:
     if start is None or e.at_fault is None or not _of_groups(prefix, start):
         return None
 
-    told = [each for each in e.instructions if each.parts[:3] == ("cp", "async", "mbarrier")]
-    if told and prefix == ("cp", "async"):
-        return {"copy": e.line(start), "which": "mbarrier", "told": e.line(told[0])}
-
     def is_wait(each: Located) -> bool:
         return each.parts[: len(prefix)] == prefix and each.parts[len(prefix)] in ("wait_group", "wait_all")
 
@@ -358,9 +335,6 @@ def _group_rows(kinds: tuple[str, ...], prefix: tuple[str, ...], commit: str, wa
     holds = functools.partial(_groups, prefix=prefix)
     leaves = f"{wait} at {{wait}} leaves the latest {{number}} groups in flight, and the one of {{copy}} is among these"
     return (
-        Cause(kinds, holds, "a wait is missing: {who} has not waited for the mbarrier at which {told} arrives when the "
-              "copy at {copy} is complete: mbarrier_wait for it before {here}, with parity 0 in the ring's first turn",
-              when=lambda found: found["which"] == "mbarrier"),
         Cause(kinds, holds, f"{commit} is missing behind {{copy}}: {wait} waits for groups that are committed, and "
               "what no group has is in flight for ever", when=lambda found: found["which"] == "commit"),
         Cause(kinds, holds, f"{wait} is missing behind {{copy}}, in the threads that issued it, and behind it the "
@@ -393,17 +367,6 @@ def _no_barrier(e: Evidence) -> Fields | None:
         writes = [each for each in writes if each.parts[0] == "cp" or each.line in lines]
     near = [each for each in writes if e.reaches(each, here, is_barrier)]
     return {"write": e.line(near[-1])} if near else None
-
-
-def _refilled_without_barrier(e: Evidence) -> Fields | None:
-    """From a read, a warp comes to the cp.async that fills the buffer again, and passes no barrier."""
-    other, here = e.facts.other, e.at_fault
-    reads = here is not None and here.parts[0] in ("ld", "ldmatrix")
-    if not reads or other is None or not other.instructions or not other.warp:
-        return None
-    copy = other.instructions[0]
-    ahead = other.warp != e.warp and _of_groups(("cp", "async"), copy) and "bulk" not in copy.parts
-    return {} if ahead and e.reaches(here, copy, is_barrier) else None
 
 
 def _arrived_before(e: Evidence) -> Fields | None:
@@ -527,9 +490,6 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(("uninitialised-read",), _written_in_part, "{written} bytes of {array} have been written, and not these: the "
           "stage or index that is written and the one that is read at {here} differ, or a wait, a copy or a border of "
           "the tile is missing"),
-    Cause(("uninitialised-read",), _nothing_announced, "the arrival of {who} at {at} completes the phase of {full} by "
-          "itself, and no bytes are announced: mbarrier_arrive_and_expect_tx has to announce the bytes of all copies "
-          "of the phase"),
     Cause(("uninitialised-read",), _written_otherwise, "{who} has waited for phase {phase} of {full} at {at}, and "
           "{what} that phase: a copy of these bytes is not issued, has another size or fills another stage, or a "
           "border of the tile is never filled"),
@@ -563,10 +523,6 @@ ACCESSES: tuple[Cause, ...] = (
           "{full}: all of these have to be of the same stage"),
     Cause(("tensor-race",), _sums_not_waited, "{who} reads before the MMAs at {use} are complete: tcgen05.commit "
           "behind them, and a wait of {who} for its mbarrier"),
-    # A buffer that is filled again before all have read it.
-    Cause(("copy-in-flight", "shared-race"), _refilled_without_barrier, "a barrier is missing between the reads at "
-          "{here} and the copy at {use}, by which {by}, a step ahead, fills the buffer again: sync_threads behind the "
-          "reads"),
     # Groups: not committed, not waited for, too many left.
     *_group_rows(("copy-in-flight", "shared-race"), ("cp", "async"), "cp_async_commit_group()",
                  "cp_async_wait_group(N)"),

@@ -66,9 +66,7 @@ def _roots(e: Evidence) -> list[tuple[Waiting, Spot]]:
                 work |= _usual(e, other, place) - seen
         return False
 
-    found.sort(key=lambda each: (explained(*each), _was_here(e, *each)))
-    e.known["explained"] = {spot: explained(waiting, spot) for waiting, spot in found}
-    return found
+    return sorted(found, key=lambda each: (explained(*each), _was_here(e, *each)))
 
 
 def _should_signal(e: Evidence, waiting: Waiting, spot: Spot) -> set[str]:
@@ -95,7 +93,6 @@ def _signalled_own(e: Evidence) -> Fields | None:
     for waiting, spot in _roots_without_arrival(e):
         own = [
             each for each in e.did("arrive") if (each.warp, each.place) in awaited and not e.alike(spot)(each.place)
-            and not e.did("announce", each.place, warp=each.warp)
             and each.warp not in _labels(waiting) and ((each.warp, each.place) in now or any(
                 (other.warp, other.place) not in awaited for other in e.signals() if other.place == each.place))
         ]  # fmt: skip
@@ -122,8 +119,7 @@ def _waits_elsewhere(e: Evidence) -> Fields | None:
                 continue
             signals = [each for each in e.signals() if each.place == place]
             others = [w for each in there for w in _labels(each) if w not in {signal.warp for signal in signals}]
-            alone = len(e.stages(place)) == len(e.stages(spot)) and e.untouched(spot) and not state.tx
-            if (len(sites) > 1 or alone) and others:
+            if len(sites) > 1 and others:
                 return {"who": e.who(others), "at": " and ".join(at for at, warp in sites.items() if warp in others),
                         "here": e.name(spot), "there": e.name(place), "signals": e.lines(signals)}  # fmt: skip
     return None
@@ -265,9 +261,7 @@ def _follows(e: Evidence, wait: Located, *parts: str) -> bool:
 
 
 def _bytes_missing(e: Evidence) -> tuple[Waiting, Spot] | None:
-    roots = _roots(e)
-    first = [each for each in roots if not e.known["explained"][each[1]]] or roots
-    return next((each for each in first if each[0].barrier.tx > 0 and not each[0].barrier.pending), None)
+    return next((each for each in _roots(e) if each[0].barrier.tx > 0 and not each[0].barrier.pending), None)
 
 
 def _nothing_comes(e: Evidence) -> Fields | None:
@@ -296,8 +290,6 @@ def _bytes_elsewhere(e: Evidence) -> Fields | None:
     if found is None or ahead is None:
         return None
     spot, other = found[1], (ahead.cta, ahead.offset)
-    if {each.warp for each in e.did("announce") if e.alike(other)(each.place)} & {*_labels(found[0])}:
-        return None  # who announces the bytes there waits here
     return {"here": e.name(spot), "there": e.name(other), "at": e.lines(e.did("deliver", other, ahead.phase))}
 
 
@@ -524,8 +516,8 @@ BARRIERS: tuple[Cause, ...] = (
           "waiting, or the others have to come to a barrier with this id.{hint}"),
     Cause(("hang",), _signalled_own, "{who} signals {own} at {at}, for which it waits itself, and nobody has signalled "
           "{other}: that arrival or commit names the wrong mbarrier"),
-    Cause(("hang",), _waits_elsewhere, "the wait of {who} at {at} is for {here}, which nobody has signalled, and "
-          "nobody waits for {there}, which is signalled at {signals}: that wait names the wrong mbarrier"),
+    Cause(("hang",), _waits_elsewhere, "the wait of {who} at {at} is for {here}, as that of others is, and nobody "
+          "waits for {there}, which is signalled at {signals}: that wait names the wrong mbarrier"),
     Cause(("hang",), _signalled_elsewhere, "{at} (of {who}) signals {there}, and not {here}, which is waited for: a "
           "tcgen05.commit needs the mask of all CTAs that wait (tcgen05.commit(barrier, mask, cta_group)), an "
           "mbarrier_arrive the rank of the CTA that does"),

@@ -23,9 +23,7 @@ from tests.emulator.reports.planted_causes import report, source_of
 
 PROGRAMS = ("attention_sm90", "chain_sm100", "cluster_sums", "double_sm80", "tickets_sm90")
 _MISSING = r"(not waited|wait is missing|without waiting|waited for no mbarrier|missing wait)"
-_STAGES = (
-    r"(stages differ|another stage|of the same stage|other stage|not the one of this step|a later step|does not adv)"
-)
+_STAGES = r"(stages differ|another stage|of the same stage|other stage|not the one of this step|a later step|does not adv)"
 _WRONG = r"(wrong mbarrier|names? (the|this|its|an) mbarrier|arrival or commit names)"
 
 
@@ -97,15 +95,11 @@ def faults(name: str) -> list[Drawn]:
                 place = f"line {node.lineno}, {call}"
                 found.append(Drawn(name, f"{operator} ({place})", source, rule))
         if isinstance(node, ast.For):
-            found += [
-                Drawn(name, f"{operator} (line {node.lineno}, for)", source, rule)
-                for operator, source, rule in _of_loop(program, node)
-            ]
+            found += [Drawn(name, f"{operator} (line {node.lineno}, for)", source, rule)
+                      for operator, source, rule in _of_loop(program, node)]
         if isinstance(node, ast.Subscript):
-            found += [
-                Drawn(name, f"{operator} (line {node.lineno}, {program.code(node.value)})", source, rule)
-                for operator, source, rule in _of_subscript(program, node)
-            ]
+            found += [Drawn(name, f"{operator} (line {node.lineno}, {program.code(node.value)})", source, rule)
+                      for operator, source, rule in _of_subscript(program, node)]
     return sorted(found, key=lambda each: each.name)
 
 
@@ -124,26 +118,13 @@ def _of_call(program: _Program, node: ast.Call, call: str) -> Iterator[_Fault]:
         yield f"drop {call}", program.replaced((node, "None")), (_DROPPED[call],)
     if call in ("cp_async_wait_group", "wait_group") and isinstance(node.args[0], ast.Constant):
         new = str(node.args[0].value + 1)
-        yield (
-            "one more in flight",
-            program.replaced((node.args[0], new)),
-            (
-                r"wait_group",
-                "smaller number|wait_group.0",
-            ),
-        )
+        yield "one more in flight", program.replaced((node.args[0], new)), (r"wait_group", "smaller number|wait_group.0",)
     if call in ("barrier", "barrier_arrive"):
         number, threads = (each.value for each in node.keywords)
-        yield (
-            "other barrier",
-            program.replaced((number, f"{program.code(number)} + 4")),
-            (r"named barrier", program.at(node) + "|id"),
-        )
-        yield (
-            "more threads",
-            program.replaced((threads, f"{program.code(threads)} + 32")),
-            (r"number_of_threads|same number of threads",),
-        )
+        yield "other barrier", program.replaced((number, f"{program.code(number)} + 4")), (
+            r"named barrier", program.at(node) + "|id")
+        yield "more threads", program.replaced((threads, f"{program.code(threads)} + 32")), (
+            r"number_of_threads|same number of threads",)
 
 
 _DROPPED = {
@@ -151,8 +132,7 @@ _DROPPED = {
     "mbarrier_init_fence": r"mbarrier_init_fence", "sync_warp": r"sync_warp",
     "commit_group": r"commit_group\(\) is missing", "cp_async_commit_group": r"commit_group\(\) is missing",
     "wait_group": r"wait_group", "cp_async_wait_group": r"wait_group",
-    "sync_threads": r"sync_threads|barrier of (both|all)",
-    "barrier": r"barrier is missing|barrier of (both|all)|barrier_id",
+    "sync_threads": r"sync_threads|barrier of (both|all)", "barrier": r"barrier is missing|barrier of (both|all)|barrier_id",
     "barrier_arrive": r"barrier_arrive|others have to come", "cluster_wait": r"cluster_wait",
     "cp_async_mbarrier_arrive_noinc": r"arrival is missing|arrive",
 }  # fmt: skip
@@ -175,58 +155,40 @@ def _of_wait(program: _Program, node: ast.Call) -> Iterator[_Fault]:
     ring, index = _barrier(program, node.args[0])
     parity = program.code(node.args[1])
     named = rf"\b{ring}\b"
-    yield (
-        f"drop wait for {ring}",
-        program.replaced((node, "None")),
-        (_MISSING, f"{named}|waited for no mbarrier|wait is mi"),
-    )
+    yield f"drop wait for {ring}", program.replaced((node, "None")), (_MISSING, f"{named}|waited for no mbarrier|wait is mi")
     here = f"{program.at(node)}|{named}"
     turned = parity[1:].partition(") ^ 1")[0] if ") ^ 1" in parity else f"({parity}) ^ 1"
     yield f"parity of {ring}", program.replaced((node.args[1], turned)), (r"parity", here)
     if "//" in parity:
         constant = "1" if ") ^ 1" in parity else "0"
         yield f"parity of {ring} stays", program.replaced((node.args[1], constant)), (r"parity", here)
-        yield (
-            f"parity of {ring} changes in every turn of the loop",
-            program.replaced((node.args[1], re.sub(r"// \w+ ", "", parity))),
-            (r"parity", here),
-        )
+        yield f"parity of {ring} changes in every turn of the loop", program.replaced(
+            (node.args[1], re.sub(r"// \w+ ", "", parity))), (r"parity", here)
     yield from _stage(program, ring, index, (_STAGES, here))
     for other in program.rings():
         if other != ring and program.rings()[other] == program.rings().get(ring):
-            yield (
-                f"waits for {other} instead of {ring}",
-                program.replaced((node.args[0], program.code(node.args[0]).replace(ring, other, 1))),
-                (f"{_WRONG}|{_MISSING}", f"{program.at(node)}|{named}"),
-            )
+            yield f"waits for {other} instead of {ring}", program.replaced(
+                (node.args[0], program.code(node.args[0]).replace(ring, other, 1))), (
+                f"{_WRONG}|{_MISSING}", f"{program.at(node)}|{named}")
     yield from _moved(program, node, 1, (f"{_MISSING}|behind|before", f"{program.at(node)}|{named}"))
 
 
 def _of_signal(program: _Program, node: ast.Call) -> Iterator[_Fault]:
     ring, index = _barrier(program, node.args[0])
     named, word = rf"\b{ring}\b", "arrival" if "arrive" in program.code(node.func) else "commit"
-    yield (
-        f"drop {word} at {ring}",
-        program.replaced((node, "None")),
-        (r"arrival is missing|commit is missing|tcgen05.commit behind", f"{named}|{word}"),
-    )
+    yield f"drop {word} at {ring}", program.replaced((node, "None")), (
+        r"arrival is missing|commit is missing|tcgen05.commit behind", f"{named}|{word}")
     yield from _stage(program, ring, index, (_STAGES, f"{named}|{program.at(node)}"))
     for other in program.rings():
         if other != ring and program.rings()[other] == program.rings().get(ring):
-            yield (
-                f"signals {other} instead of {ring}",
-                program.replaced((node.args[0], program.code(node.args[0]).replace(ring, other, 1))),
-                (_WRONG, named),
-            )
+            yield f"signals {other} instead of {ring}", program.replaced(
+                (node.args[0], program.code(node.args[0]).replace(ring, other, 1))), (_WRONG, named)
     if len(node.args) > 1:
         source = program.text.encode()
-        last = program.span(node.args[1])[1]
-        alone = source[: program.span(node.args[0])[1]] + source[last:]
-        yield (
-            f"{word} at {ring} of the own CTA alone",
-            alone.decode(),
-            (r"mask|rank|each CTA|all CTAs|of the CTA", f"{named}|{program.at(node)}"),
-        )
+        first, last = program.span(node)[0], program.span(node.args[1])[1]
+        alone = source[:program.span(node.args[0])[1]] + source[last:]
+        yield f"{word} at {ring} of the own CTA alone", alone.decode(), (
+            r"mask|rank|each CTA|all CTAs|of the CTA", f"{named}|{program.at(node)}")
     yield from _moved(program, node, -1, (r"early|behind|in front|before", f"{named}|{program.at(node)}"))
 
 
@@ -235,22 +197,12 @@ def _of_announcement(program: _Program, node: ast.Call) -> Iterator[_Fault]:
     named, count = rf"\b{ring}\b", program.code(node.args[1])
     here = f"{named}|{program.at(node)}"
     yield f"drop announcement at {ring}", program.replaced((node, "None")), (r"expect_tx|announce", named)
-    yield (
-        f"twice the bytes at {ring}",
-        program.replaced((node.args[1], f"2 * ({count})")),
-        (r"too much is announced", here),
-    )
-    yield (
-        f"half the bytes at {ring}",
-        program.replaced((node.args[1], f"({count}) // 2")),
-        (r"too few bytes|has to announce|announces? the bytes|takes the bytes", here),
-    )
+    yield f"twice the bytes at {ring}", program.replaced((node.args[1], f"2 * ({count})")), (r"too much is announced", here)
+    yield f"half the bytes at {ring}", program.replaced((node.args[1], f"({count}) // 2")), (
+        r"too few bytes|has to announce|announces? the bytes|takes the bytes", here)
     arrive = program.code(node.func).replace("_and_expect_tx", "")
-    yield (
-        f"arrival without bytes at {ring}",
-        program.replaced((node, f"{arrive}({program.code(node.args[0])})")),
-        (r"expect_tx|announce", here),
-    )
+    yield f"arrival without bytes at {ring}", program.replaced(
+        (node, f"{arrive}({program.code(node.args[0])})")), (r"expect_tx|announce", here)
     yield from _stage(program, ring, index, (_STAGES, here))
 
 
@@ -258,17 +210,10 @@ def _of_init(program: _Program, node: ast.Call) -> Iterator[_Fault]:
     ring, _ = _barrier(program, node.args[0])
     count = program.code(node.args[1])
     named = rf"\b{ring}\b"
-    yield (
-        f"count of {ring} plus 1",
-        program.replaced((node.args[1], f"{count} + 1")),
-        (r"count", "too high|mbarrier_init", named),
-    )
+    yield f"count of {ring} plus 1", program.replaced((node.args[1], f"{count} + 1")), (r"count", "too high|mbarrier_init", named)
     if count != "1":
-        yield (
-            f"half the count of {ring}",
-            program.replaced((node.args[1], f"{count} // 2")),
-            (r"count", "too low|mbarrier_init|number of", named),
-        )
+        yield f"half the count of {ring}", program.replaced((node.args[1], f"{count} // 2")), (
+            r"count", "too low|mbarrier_init|number of", named)
 
 
 def _of_copy(program: _Program, node: ast.Call) -> Iterator[_Fault]:
@@ -281,26 +226,15 @@ def _of_copy(program: _Program, node: ast.Call) -> Iterator[_Fault]:
         return
     ring, index = _barrier(program, bar)
     named = rf"\b{ring}\b"
-    yield (
-        f"drop copy for {ring}",
-        program.replaced((node, "None")),
-        (r"copy is missing|no copy|has to be issued", named),
-    )
+    yield f"drop copy for {ring}", program.replaced((node, "None")), (r"copy is missing|no copy|has to be issued", named)
     yield from _stage(program, ring, index, (_STAGES + "|mbarrier of its own stage", f"{named}|{at}"))
     for other in program.rings():
         if other != ring and program.rings()[other] == program.rings().get(ring):
-            yield (
-                f"copy signals {other} instead of {ring}",
-                program.replaced((bar, program.code(bar).replace(ring, other, 1))),
-                (f"{_WRONG}|mbarrier of its own", f"{named}|{at}"),
-            )
+            yield f"copy signals {other} instead of {ring}", program.replaced(
+                (bar, program.code(bar).replace(ring, other, 1))), (f"{_WRONG}|mbarrier of its own", f"{named}|{at}")
     if "mcast_mask" in keywords:
         yield f"mask of one CTA for {ring}", program.replaced((keywords["mcast_mask"], "Int16(1)")), (r"mask", at)
-        yield (
-            f"mask of the own CTA for {ring}",
-            program.replaced((keywords["mcast_mask"], "Int16(1 << rank)")),
-            (r"mask", at),
-        )
+        yield f"mask of the own CTA for {ring}", program.replaced((keywords["mcast_mask"], "Int16(1 << rank)")), (r"mask", at)
 
 
 def _of_loop(program: _Program, node: ast.For) -> Iterator[_Fault]:
@@ -317,22 +251,14 @@ def _of_subscript(program: _Program, node: ast.Subscript) -> Iterator[_Fault]:
     """Another stage of what an access or a copy names."""
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     last = parts[-1]
-    rings = {
-        program.code(call.args[0].right): program.rings().get(program.code(call.args[0].left), "1")
-        for call in ast.walk(program.tree)
-        if isinstance(call, ast.Call)
-        and call.args
-        and program.code(call.func).startswith("cute.arch.mbarrier")
-        and isinstance(call.args[0], ast.BinOp)
-    }
+    rings = {program.code(call.args[0].right): program.rings().get(program.code(call.args[0].left), "1")
+             for call in ast.walk(program.tree) if isinstance(call, ast.Call) and call.args
+             and program.code(call.func).startswith("cute.arch.mbarrier") and isinstance(call.args[0], ast.BinOp)}
     if program.name == "double_sm80":
         rings |= {"use": "2", "next_": "2"}
     if isinstance(last, ast.Name) and (count := rings.get(last.id, "1")) != "1":
-        yield (
-            "other stage",
-            program.replaced((last, f"({last.id} + 1) % {count}")),
-            (f"{_STAGES}|index|for another stage|smaller number", program.at(node)),
-        )
+        yield "other stage", program.replaced((last, f"({last.id} + 1) % {count}")), (
+            f"{_STAGES}|index|for another stage|smaller number", program.at(node))
 
 
 def _moved(program: _Program, node: ast.Call, by: int, rule: tuple[str, ...]) -> Iterator[_Fault]:
@@ -389,7 +315,7 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
-    for fault in drawn(options.seed, options.count)[options.skip :]:
+    for fault in drawn(options.seed, options.count)[options.skip:]:
         if options.half not in (None, fault.half):
             continue
         key = f"{fault.program}: {fault.name}"

@@ -1,4 +1,4 @@
-"""relu(q @ k.T) @ v on Blackwell by a pair of CTAs, which loads k and v together: scores alternate in TMEM."""
+"""relu(q @ k.T) @ v on Blackwell by a cluster of two, which loads k and v together: scores alternate in tensor memory."""
 
 import cuda.bindings.driver as cuda
 import cutlass

@@ -1,4 +1,4 @@
-"""Sums over rows in a cluster of four: each CTA adds its rows, and sends quarters of the sums to the others."""
+"""Sums over rows in a cluster of four: each CTA adds its rows, and sends each quarter of the sums to the CTA of that."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -20,7 +20,7 @@ def add_up(load: cute.CopyAtom, x: cute.Tensor, y: cute.Tensor):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.lane_idx()
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    rows = cute.make_tensor(cute.arch.alloc_smem(Int32, WIDTH * STAGES, 128), cute.make_layout((WIDTH, STAGES)))
+    rows = cute.make_tensor(cute.arch.alloc_smem(Int32, WIDTH * STAGES, alignment=128), cute.make_layout((WIDTH, STAGES)))
     inbox = cute.make_tensor(
         cute.arch.alloc_smem(Int32, WIDTH * SLOTS, alignment=128), cute.make_layout((PART, CTAS, SLOTS))
     )

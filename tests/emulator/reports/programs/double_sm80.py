@@ -26,7 +26,7 @@ def gemm(mma: cute.TiledMma, fill: cute.TiledCopy, x: cute.Tensor, w: cute.Tenso
     pw = cute.arch.alloc_smem(BFloat16, N * K * BUFFERS, alignment=1024)
     sx = cute.make_tensor(cute.recast_ptr(px, lx.inner, dtype=BFloat16), lx.outer)
     sw = cute.make_tensor(cute.recast_ptr(pw, lw.inner, dtype=BFloat16), lw.outer)
-    other = cute.make_tensor(cute.arch.alloc_smem(Float32, M * N, 128), cute.make_layout((M, N), stride=(N, 1)))
+    other = cute.make_tensor(cute.arch.alloc_smem(Float32, M * N, alignment=128), cute.make_layout((M, N), stride=(N, 1)))
     gx, gw = cute.local_tile(x, (M, K), (block, None)), cute.local_tile(w, (N, K), (0, None))
     copy = fill.get_slice(thread)
     x_from, x_to = copy.partition_S(gx), copy.partition_D(sx)

@@ -1,4 +1,4 @@
-"""Rows of x + w by CTAs that take tickets: one warp takes them, one copies, two add what the ticket says."""
+"""Rows of x + w by CTAs that take tickets: one warp takes them, one copies by cp.async, two add what the ticket says."""
 
 import cuda.bindings.driver as cuda
 import cutlass
