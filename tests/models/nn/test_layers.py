@@ -131,9 +131,9 @@ def test_layers_that_are_refused():
         def forward(self, input):
             return input
 
-    with pytest.raises(TypeError, match="module is Other"):
+    with pytest.raises(TypeError, match=r"module is .*Other: must be"):
         convert_layer(Other(768, 8), OPTIONS)
-    with pytest.raises(TypeError, match="module is Identity"):
+    with pytest.raises(TypeError, match="module is .*Identity: must be"):
         convert_layer(torch.nn.Identity(), OPTIONS)
     refused = torch.nn.Conv2d(3, 8, 16, 16, padding=2)
     with pytest.raises(ValueError, match="padding"):

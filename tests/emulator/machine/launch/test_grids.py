@@ -59,7 +59,7 @@ def test_only_the_chosen_clusters_run_and_progress_counts_them():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "not a multiple"),
+        ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "must be a multiple of cluster"),
         ({"grid": (0, 1, 1)}, "positive"),
         ({"block": (2048, 1, 1)}, "at most 1024"),
         ({"block": (1, 1, 128)}, r"block \(1, 1, 128\); at most"),
