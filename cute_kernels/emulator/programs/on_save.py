@@ -45,18 +45,21 @@ def run_on_save(run: Callable[[], int], program: str) -> int:
         KeyboardInterrupt: the interrupt that ends it.
         OSError: forks are not possible.
     """
-    watched = {os.path.abspath(program)}
+    program = os.path.abspath(program)
+    seen = _stamps([program])
     while True:
-        began, seen = time.perf_counter(), _stamps(watched)
+        began, started = time.perf_counter(), time.time_ns()
+        seen = _stamps(seen)
         status, own, libraries = _run_in_fork(run, functools.partial(_differ, seen))
-        watched |= own
+        # What the run has imported may have been saved since: such a file counts as saved.
+        new = _stamps(own - seen.keys())
+        seen |= {path: stamp if stamp is not None and stamp[2] < started else None for path, stamp in new.items()}
         if status is not None:
             seconds = time.perf_counter() - began
-            count = f"{len(watched)} file{'s' if len(watched) > 1 else ''}"
+            count = f"{len(seen)} file{'s' if len(seen) > 1 else ''}"
             files.complain(f"status {status} after {seconds:.1f} s; runs again when {program} is saved ({count})")
-        seen = {**_stamps(watched), **seen}  # a save during the run counts
         _load(libraries)
-        while not _differ(seen) or None in _stamps({program}).values():  # an editor may write a file anew
+        while not _differ(seen) or None in _stamps([program]).values():  # an editor may write a file anew
             time.sleep(_SECONDS_PER_LOOK)
 
 

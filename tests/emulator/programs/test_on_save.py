@@ -86,3 +86,33 @@ def test_the_first_process_has_libraries_and_no_module_of_the_program(
     with pytest.raises(KeyboardInterrupt):
         on_save.run_on_save(run, str(own))
     assert seen == ["loaded before: False False", "loaded before: True False"]
+
+
+def test_a_module_that_is_saved_before_anybody_knows_of_it_counts_as_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run that imports it first reads it before the save, so that nothing but its time tells of the save."""
+    own = tmp_path / "module_saved_early.py"
+    own.write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text("")
+
+    def run() -> int:
+        value = importlib.import_module(own.stem).VALUE
+        print("value", value, flush=True)
+        if value == 1:
+            own.write_text("VALUE = 22")
+        return 0
+
+    def look(seconds: float) -> None:
+        seen.append(capfd.readouterr().out)
+        if "value 22" in seen[-1] or len(seen) > 400:
+            raise KeyboardInterrupt
+        pause(seconds)
+
+    seen, pause = [], time.sleep
+    monkeypatch.setattr(on_save.time, "sleep", look)
+    with pytest.raises(KeyboardInterrupt):
+        on_save.run_on_save(run, str(program))
+    assert "value 22" in "".join(seen)
