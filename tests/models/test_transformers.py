@@ -140,6 +140,20 @@ def test_naflex_from_a_checkpoint(siglip2, precision):
         assert error(got.pooler_output, expected.pooler_output) < ERRORS[precision]
 
 
+@pytest.mark.parametrize("precision", ["int8", "fp8", "bf16"])
+@torch.no_grad()
+def test_raw_naflex_rows_in_a_graph(siglip2, precision):
+    """Raw rows that a model cast, and their positions, mean the same in a compiled graph."""
+    plain = transformers.Siglip2VisionModel.from_pretrained(siglip2).eval()
+    ours = integration.convert(copy.deepcopy(plain), precision, mean=0.5, std=0.5, pixels="raw")
+    rows = torch.randint(0, 256, (2, 9, 768), generator=torch.Generator().manual_seed(0)).float()
+    shapes = torch.tensor([[3, 3], [2, 4]])
+    got = torch.compile(embeddings(ours), backend="aot_eager")(rows, shapes)
+    torch.compiler.reset()
+    assert torch.equal(got, embeddings(ours)(rows, shapes))
+    assert error(got, embeddings(plain)(rows / 127.5 - 1, shapes)) < ERRORS[precision]
+
+
 @torch.no_grad()
 def test_padding_rows_get_the_first_position(siglip2):
     plain = transformers.Siglip2VisionModel.from_pretrained(siglip2).eval()

@@ -349,8 +349,8 @@ class PatchEngine:
                 matrix = self._one_frame(matrix)
             out = self._product(pixels, matrix.to(dtype).contiguous(), bias, weight.dtype)
             return out if table is None else out + table.to(out.dtype)[index.long()]
-        if table is None and availability.traced():
-            return torch.ops.cute_kernels.embed_patches(rows, weight, bias, None, None, self.text)
+        if availability.traced():
+            return torch.ops.cute_kernels.embed_patches(rows, weight, bias, table, index, self.text)
         return self._rows(rows, weight, bias, table, index)
 
     def _rows(self, rows, weight: torch.Tensor, bias, table=None, index=None) -> torch.Tensor:
@@ -379,18 +379,17 @@ class PatchEngine:
         out = out.view(*rows.shape[:-1], n)
         return out if table is None else out.add_(table.to(out.dtype)[index.long()])
 
-    def run(
-        self, pixels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: torch.Tensor | None
-    ) -> torch.Tensor:
-        """`images` or `rows`, of pixels as they are in a graph; by plain torch where integers have no kernel."""
+    def run(self, pixels: torch.Tensor, weight: torch.Tensor, bias, table, index=None) -> torch.Tensor:
+        """`images`, or `rows` where there is an ``index`` of positions or none, of pixels as they are in a graph; by
+        plain torch where integers have no kernel."""
         pixels = self.as_said(pixels)
         self._check_magnitudes(pixels)
         if self.options.integer and (reason := self._no_integer_kernel(pixels, weight)) is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=2)
-            return self.plain(pixels, weight, bias, table)
+            return self.plain(pixels, weight, bias, table if index is None else table[index.long()])
         if pixels.dim() == 4:
             return self._images(pixels, weight, bias, table)
-        return self._rows(pixels, weight, bias)
+        return self._rows(pixels, weight, bias, table, index)
 
     def plain(self, pixels, weight: torch.Tensor, bias, table: torch.Tensor | None) -> torch.Tensor:
         """``[B, S, N]`` of images, or ``[.., N]`` of rows, by plain torch, from uint8 or normalised pixels."""

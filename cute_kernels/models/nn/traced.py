@@ -44,6 +44,8 @@ def define(runner: Callable[[str], object]) -> None:
 
 def _run(runner, pixels, weight, bias, pos_embed, position_ids, options: str) -> torch.Tensor:
     engine, positions = _known(runner, weight, options)
+    if pixels.dim() != 4:
+        return engine.run(pixels, weight, bias, pos_embed, position_ids)
     if pos_embed is not None:
         count = pos_embed.shape[-2]
         pos_embed = positions.table(pos_embed, (count, 1), (count, 1))
