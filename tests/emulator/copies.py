@@ -86,7 +86,7 @@ class Machine:
         """cp.async.bulk.tensor to shared memory."""
         copy = self.tensor_copy(bulk.LOAD, descriptor, coords, destination)
         copy.signal, copy.mask, copy.pair = barrier, -1 if multicast is None else multicast, cta_group == 2
-        copy.im2col = offsets is not None
+        copy.mode = CONSTANTS["MODE_TILED" if offsets is None else "MODE_PIXELS"]
         copy.offsets[: len(offsets or ())] = offsets or ()
         self.issue(copy)
 
@@ -95,7 +95,8 @@ class Machine:
     ) -> None:
         """cp.async.bulk.tensor, or cp.reduce.async.bulk.tensor, from shared memory by one thread."""
         copy = self.tensor_copy(bulk.STORE, descriptor, coords, source)
-        copy.im2col, copy.reduction, copy.mask, copy.signal = im2col, OPERATIONS.index(reduction), -1, -1
+        copy.mode = CONSTANTS["MODE_PIXELS" if im2col else "MODE_TILED"]
+        copy.reduction, copy.mask, copy.signal = OPERATIONS.index(reduction), -1, -1
         copy.thread = ctypes.addressof(self.thread())
         self.issue(copy)
 

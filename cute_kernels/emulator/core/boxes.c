@@ -4,7 +4,8 @@
 // F32_FTZ tensors are not flushed, the NaN fill is 0x7FF7 in every 16 bits, a store clips its rows at whole chunks (so that
 // an extent that is no multiple of 16 bytes does not protect what follows it), and the rows of a swizzled box lie one span
 // apart even when they are shorter. Positions of an im2col box are as CUTLASS computes the coordinates of convolutions: a
-// first position plus a whole number of element strides, the upper corner included.
+// first position plus a whole number of element strides, the upper corner included. Along W alone the box has one position
+// in H and D, that of the coordinates.
 #include "boxes.h"
 
 #include <stdlib.h>
@@ -52,31 +53,73 @@ static void tile_rows(const TensorMap *map, const int64_t *at, Rows *rows) {
   rows->span = span;
 }
 
+// Whether a pixel is inside of the tensor; its address is added.
+static int place_of_pixel(const BulkCopy *copy, const int64_t *at, uint64_t *address) {
+  const TensorMap *map = &copy->map;
+  for (int64_t d = 1; d < map->rank; d++) {
+    int64_t place = at[d] + (d < map->rank - 1 ? copy->offsets[d - 1] : 0);
+    if (place < 0 || place >= map->extents[d]) return 0;
+    *address += scaled(place, map->strides[d]);
+  }
+  return 1;
+}
+
+// To the next one: along W, H and D, or W alone, then of the next image.
+static void step(const BulkCopy *copy, int64_t *at) {
+  const TensorMap *map = &copy->map;
+  int64_t spatial = map->rank - 2;
+  for (int64_t d = 1; d <= spatial; d = is_wide(copy) ? spatial + 1 : d + 1) {
+    at[d] += map->steps[d];
+    if (at[d] < map->lower[d - 1] + map->sizes[d - 1]) return;
+    at[d] = map->lower[d - 1];
+  }
+  at[spatial + 1] += map->steps[spatial + 1];
+}
+
+// Pixels of the box that follow each other before a halo does.
+static int64_t pixels_of_group(const BulkCopy *copy) {
+  return copy->mode == MODE_W_128 ? GROUP : copy->map.rows - copy->halo;
+}
+
+int halo_is_unclear(const BulkCopy *copy) {
+  const int64_t group = pixels_of_group(copy), step_w = copy->map.steps[1];
+  int64_t at[RANKS], behind[RANKS], same[RANKS];
+  uint64_t address = 0;
+  memcpy(at, copy->coordinates, sizeof at);
+  for (int64_t n = 0; copy->halo && n < copy->map.rows; n += group + copy->halo) {
+    for (int64_t i = 1; i < group; i++) step(copy, at);
+    memcpy(behind, at, sizeof at);
+    memcpy(same, at, sizeof at);
+    for (int64_t i = 0; i < copy->halo; i++) {
+      step(copy, behind);
+      same[1] += step_w;
+      if (!memcmp(same, behind, sizeof same)) continue;
+      if (place_of_pixel(copy, same, &address) || place_of_pixel(copy, behind, &address)) return 1;
+    }
+    step(copy, at);
+  }
+  return 0;
+}
+
 static void pixel_rows(const BulkCopy *copy, Rows *rows) {
   const TensorMap *map = &copy->map;
-  int64_t at[RANKS], spatial = map->rank - 2, base = (int64_t)rows->low;
-  uint64_t high = 0;
+  const int64_t group = pixels_of_group(copy), whole = group + copy->halo;
+  int64_t at[RANKS], next[RANKS];
+  uint64_t high = 0, base = rows->low;
   memcpy(at, copy->coordinates, sizeof at);
+  memcpy(next, at, sizeof at);
   rows->low = UINT64_MAX;
   for (int64_t n = 0; n < map->rows; n++) {
-    uint64_t start = (uint64_t)base;
-    int inside = 1;
-    for (int64_t d = 1; d < map->rank; d++) {
-      int64_t place = at[d] + (d <= spatial ? copy->offsets[d - 1] : 0);
-      inside &= place >= 0 && place < map->extents[d];
-      if (inside) start += scaled(place, map->strides[d]);
-    }
-    if (inside) {
+    uint64_t start = base;
+    if (n % whole == 0) memcpy(at, next, sizeof at);  // a halo is loaded once more, as pixels
+    if (place_of_pixel(copy, at, &start)) {
       rows->starts[rows->count] = (int64_t)start;
       rows->numbers[rows->count++] = n;
       rows->low = start < rows->low ? start : rows->low;
       high = start > high ? start : high;
     }
-    for (int64_t d = 1; d <= spatial + 1; d++) {  // the next one: along W, H and D, then of the next image
-      at[d] += map->steps[d];
-      if (d > spatial || at[d] < map->lower[d - 1] + map->sizes[d - 1]) break;
-      at[d] = map->lower[d - 1];
-    }
+    step(copy, at);
+    if (n % whole == group - 1) memcpy(next, at, sizeof at);
   }
   rows->span = high - rows->low + (uint64_t)(rows->end - rows->first);
 }
@@ -119,7 +162,7 @@ Rows rows_of(const BulkCopy *copy, int whole) {
   if (rows.end <= rows.first) return rows;
   rows.low = (uint64_t)(map->base + byte + rows.first);
   if (map->im2col) pixel_rows(copy, &rows);
-  else if (copy->fours) picked_rows(copy, &rows);
+  else if (copy->mode == MODE_FOURS) picked_rows(copy, &rows);
   else tile_rows(map, copy->coordinates, &rows);
   return rows;
 }

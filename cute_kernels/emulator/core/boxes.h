@@ -3,7 +3,13 @@
 #define CUTE_KERNELS_BOXES_H
 #include "core.h"
 
-enum { CHUNK = 16 };  // bytes that a swizzle moves as one
+enum { CHUNK = 16, GROUP = 32 };  // bytes that a swizzle moves as one; pixels of 128 that a halo follows
+
+static inline int is_wide(const BulkCopy *copy) { return copy->mode == MODE_W || copy->mode == MODE_W_128; }
+static inline int is_of_pixels(const BulkCopy *copy) { return copy->mode == MODE_PIXELS || is_wide(copy); }
+// Pixels behind the last position of the box: are they those of the next image, or of this one? The PTX ISA shows it in a
+// figure alone. Whether that decides about bytes.
+int halo_is_unclear(const BulkCopy *copy);
 
 // Rows of global memory: addresses of those in bounds and their numbers in the box. Of each the bytes from `first` to `end`
 // are in bounds, and there the address is. All are among the `span` bytes from `low` on.

@@ -11,6 +11,7 @@
 #include "meter.h"
 
 enum { SHARED_ALIGNMENT = 128, UNIT = 128, CTA_MASK = 65535, FOUR_ROWS = 4 };  // of a box; packed elements with padding
+enum { GROUPS = 4, MOST_HALO = 512, MOST_WIDE_OFFSET = 32 };  // of 128 pixels; limits of copies along W
 
 static int breaks(Tables *t, const BulkCopy *copy, int rule) { return asks(t, BULK_REFUSED, copy, .bulk.rule = rule); }
 
@@ -22,11 +23,16 @@ static int broken_rule(const BulkCopy *copy) {
   const TensorMap *map = &copy->map;
   const int64_t *at = copy->coordinates;
   int store = copy->kind == BULK_STORE, negative = 0, spatial = (int)map->rank - 2;
-  for (int d = 0; d < map->rank + (copy->fours ? FOUR_ROWS - 1 : 0); d++) negative |= at[d] < 0;
-  if (map->im2col != copy->im2col) return RULE_MODE;
+  for (int d = 0; d < map->rank + (copy->mode == MODE_FOURS ? FOUR_ROWS - 1 : 0); d++) negative |= at[d] < 0;
+  if (map->im2col != is_of_pixels(copy)) return RULE_MODE;
   if (map->rank != copy->rank) return RULE_RANK;
-  if (copy->fours && map->rows != FOUR_ROWS) return RULE_FOURS;
-  if (map->im2col) {
+  if (copy->mode == MODE_FOURS && map->rows != FOUR_ROWS) return RULE_FOURS;
+  if (is_wide(copy)) {
+    if (copy->halo >= (copy->mode == MODE_W ? MOST_HALO : GROUP) || copy->offsets[0] >= MOST_WIDE_OFFSET) return RULE_HALO;
+    if (!map->mask) return RULE_SWIZZLE;
+    if (at[1] >= map->lower[0] + map->sizes[0]) return RULE_BOX;  // left of the box is legal
+    if (halo_is_unclear(copy)) return RULE_BEHIND;
+  } else if (map->im2col) {
     if (store && negative) return RULE_NEGATIVE;
     for (int d = 0; store && d < spatial; d++)
       if (map->lower[d] < 0) return RULE_CORNER;
@@ -54,6 +60,12 @@ static int broken_rule_of_range(const BulkCopy *copy) {
   return copy->nbytes % CHUNK ? RULE_SIZE : -1;
 }
 
+static void set_rows(TensorMap *map, int64_t rows) {
+  map->box_bytes = map->box_bytes / map->rows * rows;
+  map->shared_bytes = map->shared_bytes / map->rows * rows;
+  map->rows = rows;
+}
+
 // Decodes the tensor map.
 static int take_map(Tables *t, BulkCopy *copy) {
   const TensorMap *map = t->maps, *end = t->maps + MAPS;
@@ -65,11 +77,8 @@ static int take_map(Tables *t, BulkCopy *copy) {
     map = &t->maps[t->fault.bulk.number];
   }
   copy->map = *map;
-  if (copy->fours) {
-    copy->map.rows *= FOUR_ROWS;
-    copy->map.box_bytes *= FOUR_ROWS;
-    copy->map.shared_bytes *= FOUR_ROWS;
-  }
+  if (copy->mode == MODE_FOURS) set_rows(&copy->map, FOUR_ROWS * map->rows);
+  if (is_wide(copy)) set_rows(&copy->map, copy->mode == MODE_W ? map->rows + copy->halo : GROUPS * (GROUP + copy->halo));
   copy->nbytes = copy->map.box_bytes;
   return 0;
 }
@@ -101,7 +110,7 @@ int leaves_global(Tables *t, const BulkCopy *copy, const Rows *rows, int write) 
   uint64_t row = (uint64_t)(rows->end - rows->first);
   if (!rows->count) return 0;
   int wraps = rows->span >> ADDRESS_BITS != 0;  // within the box: its rows may be near each other all the same
-  if (!copy->im2col && !copy->fours && !wraps) return leaves_region(t, rows->low, rows->span, write);
+  if (copy->mode == MODE_TILED && !wraps) return leaves_region(t, rows->low, rows->span, write);
   for (int64_t i = 0; i < rows->count; i++)
     if (leaves_region(t, (uint64_t)rows->starts[i], row, write)) return 1;
   return 0;
@@ -337,6 +346,10 @@ static void take_operands(BulkCopy *copy, const uint8_t *s, const uint32_t *list
   if (*item++) copy->mask &= CTA_MASK;
   for (int i = 0; i < RANKS; i++) copy->coordinates[i] = (int32_t)listed(s, *item++, lane, 0);
   for (int i = 0; i < SPATIAL; i++) copy->offsets[i] = listed(s, *item++, lane, 0) & 0xFFFF;
+  if (!is_wide(copy)) return;
+  copy->halo = copy->offsets[0];
+  copy->offsets[0] = copy->offsets[1];
+  copy->offsets[1] = 0;
 }
 
 // Of lanes that store the same bytes to the same place one does it for all: CuTe DSL lets whole warps execute stores, and
@@ -370,8 +383,8 @@ static const Instruction *run_bulk_copy(const Instruction *i, uint8_t *s, Machin
   t->progress++;
   if (!takes_logs(t)) return leave(m, ERROR);
   BulkCopy copy = {
-      .work = {.place = t->place, .warp = header->number}, .kind = list[0], .rank = list[1], .im2col = list[2] == 1,
-      .fours = list[2] == 2, .pair = list[3], .reduction = list[4], .type = list[5],
+      .work = {.place = t->place, .warp = header->number}, .kind = list[0], .rank = list[1], .mode = list[2],
+      .pair = list[3], .reduction = list[4], .type = list[5],
   };
   int once = copy.kind == BULK_STORE && copy.rank && !copy.reduction, count = 0;
   Stored done[LANES];

@@ -24,17 +24,20 @@ struct TensorMap {
 // A copy. Its kind; whether it goes through a tensor map, of so many dimensions; its mode, and whether its mbarrier may be
 // that of the other CTA of a pair; a reduction or 0, and the type of its elements: numbers that Python knows.
 enum { BULK_LOAD, BULK_SEND, BULK_STORE };  // global to shared memory, between CTAs, shared to global memory
+// Modes through a map: .im2col, the same along W alone, of 128 pixels too, .tile::gather4 or .tile::scatter4.
+enum { MODE_TILED, MODE_PIXELS, MODE_W, MODE_W_128, MODE_FOURS };
 typedef struct BulkCopy {
   Work work;
   int64_t kind, rank;
   // Bytes; address in shared memory (of a load or send, of the target), and of the mbarrier; a store: whose.
   int64_t nbytes, shared, signal;
   BulkThread *thread;
-  int64_t im2col, fours, pair, reduction, type;  // fours: .tile::gather4 or .tile::scatter4
+  int64_t mode, pair, reduction, type;
   // Address of the tensor map, in global memory, or a send's source; of a load the CTAs that get it, of a store which of 16
   // bytes are written, -1: one, or all.
   int64_t other, mask;
   int64_t coordinates[RANKS], offsets[SPATIAL];
+  int64_t halo;  // along W: how many pixels more follow, of 128 behind each 32
   int64_t lane;
   TensorMap map;
   int64_t group;       // a store: which of its thread
@@ -47,7 +50,7 @@ typedef struct BulkCopy {
 // Rules that a copy breaks. Those of SOURCE_.. and so on: it is not aligned; it is beyond all memory.
 enum {
   RULE_MODE, RULE_RANK, RULE_NEGATIVE, RULE_CORNER, RULE_OFFSETS, RULE_BOX, RULE_FIRST, RULE_UNIT, RULE_SHARED,
-  RULE_LOADS_ONLY, RULE_REDUCTION, RULE_SIGNAL, RULE_MASK, RULE_FOURS,
+  RULE_LOADS_ONLY, RULE_REDUCTION, RULE_SIGNAL, RULE_MASK, RULE_FOURS, RULE_HALO, RULE_BEHIND, RULE_SWIZZLE,
   RULE_SOURCE, RULE_SOURCE_BEYOND, RULE_TARGET, RULE_TARGET_BEYOND, RULE_SIZE
 };
 

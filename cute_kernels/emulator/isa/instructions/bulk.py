@@ -35,7 +35,13 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
 
 
-_MODES = ("tile", "im2col", "im2col_no_offs", "tile::gather4", "tile::scatter4")
+#: Modes of copies, and the numbers that the core has of them.
+_MODES = {
+    "tile": CONSTANTS["MODE_TILED"], "im2col": CONSTANTS["MODE_PIXELS"], "im2col_no_offs": CONSTANTS["MODE_PIXELS"],
+    "im2col::w": CONSTANTS["MODE_W"], "im2col::w::128": CONSTANTS["MODE_W_128"],
+    "tile::gather4": CONSTANTS["MODE_FOURS"], "tile::scatter4": CONSTANTS["MODE_FOURS"],
+}  # fmt: skip
+_WITH_OFFSETS = ("im2col", "im2col::w", "im2col::w::128")
 
 
 def tensor_operand(
@@ -54,7 +60,9 @@ def rank_of(parts: tuple[str, ...]) -> int:
 
 
 def _offsets_operand(parts: tuple[str, ...]) -> str:
-    return f", {{im2colOffsets}}{rank_of(parts) - 2}:u16" if "im2col" in parts else ""
+    """Offsets of all spatial dimensions; of W alone, how many pixels more are loaded, and the offset."""
+    mode = mode_of(parts)
+    return f", {{im2colInfo}}{rank_of(parts) - 2 if mode == 'im2col' else 2}:u16" if mode in _WITH_OFFSETS else ""
 
 
 def tensor_operands(parts: tuple[str, ...]) -> str:
@@ -67,14 +75,14 @@ def tensor_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "cp.async.bulk.tensor", destinations=0, operands=tensor_operands,
-    qualifiers="$dims shared::cluster|shared::cta global tile|im2col|tile::gather4? mbarrier::complete_tx::bytes "
-    "multicast::cluster? $policy? $group?; $dims global shared::cta tile|im2col_no_offs|tile::scatter4? bulk_group "
-    "$policy?; multicast::cluster / shared::cta; im2col|im2col_no_offs / {1,2}d; "
-    "tile::gather4|tile::scatter4 / {1,3,4,5}d",
+    qualifiers="$dims shared::cluster|shared::cta global tile|im2col|im2col::w|im2col::w::128|tile::gather4? "
+    "mbarrier::complete_tx::bytes multicast::cluster? $policy? $group?; $dims global shared::cta "
+    "tile|im2col_no_offs|tile::scatter4? bulk_group $policy?; multicast::cluster / shared::cta; "
+    "im2col|im2col::w|im2col::w::128|im2col_no_offs / {1,2}d; tile::gather4|tile::scatter4 / {1,3,4,5}d",
 )  # fmt: skip
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
-    elements too), .tile::gather4 and .tile::scatter4, and im2col mode."""
+    elements too), .tile::gather4 and .tile::scatter4, and im2col mode, its loads along W alone too."""
     parts = instruction.parts
     rank, mode = rank_of(parts), mode_of(parts)
     operands = list(instruction.operands)
@@ -84,11 +92,11 @@ def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
         tensor_store(block, instruction, operands, rank, mode)
         return
     multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
-    offsets = [block.value(item, 16) for item in items_of(operands[3])] if mode == "im2col" else []
+    offsets = [block.value(item, 16) for item in items_of(operands[3])] if mode in _WITH_OFFSETS else []
     descriptor, coords = tensor_operand(block, instruction, operands[1], rank)
     destination, barrier = address_value(block, operands[0]), address_value(block, operands[2])
     bulk_operation(
-        block, [LOAD, rank, _number(mode), "cta_group::2" in parts, 0, 0],
+        block, [LOAD, rank, _MODES[mode], "cta_group::2" in parts, 0, 0],
         [destination, descriptor, barrier, None, multicast], coords, offsets,
     )  # fmt: skip
 
@@ -98,7 +106,7 @@ def tensor_store(
 ) -> None:
     """A store to ``[map, {coordinates}]``, or a reduction by number."""
     descriptor, coords = tensor_operand(block, instruction, operands[0], rank)
-    facts = [STORE, rank, _number(mode), 0, reduction, 0]
+    facts = [STORE, rank, _MODES[mode], 0, reduction, 0]
     bulk_operation(block, facts, [address_value(block, operands[1]), descriptor, None, None, None], coords)
 
 
@@ -109,8 +117,8 @@ def bulk_operation(
     """A bulk copy in the core.
 
     Args:
-        facts: kind, dimensions of the tensor map or 0, mode (1: im2col, 2: four rows), whether for a pair of CTAs,
-            reduction, its type.
+        facts: kind, dimensions of the tensor map or 0, mode (`_MODES`), whether for a pair of CTAs, reduction, its
+            type.
         operands: address in shared memory; of the map, in global memory, or of what is sent; mbarrier; bytes; mask.
         coords, offsets: of a tensor copy.
     """
@@ -125,17 +133,14 @@ def mode_of(parts: Sequence[str]) -> str:
     return next((part for part in parts if part in _MODES), "tile")
 
 
-def _number(mode: str) -> int:
-    return 0 if mode == "tile" else 2 if "::" in mode else 1
-
-
 def _prefetch_operands(parts: tuple[str, ...]) -> str:
     return f"[tensorMap{{coords}}]{_offsets_operand(parts)}{policy_operand(parts)}"
 
 
 @family(
     "cp.async.bulk.prefetch.tensor", destinations=0, operands=_prefetch_operands,
-    qualifiers="$dims L2 global tile|im2col|tile::gather4? $policy?; im2col / {1,2}d; tile::gather4 / {1,3,4,5}d",
+    qualifiers="$dims L2 global tile|im2col|im2col::w|im2col::w::128|tile::gather4? $policy?; "
+    "im2col|im2col::w|im2col::w::128 / {1,2}d; tile::gather4 / {1,3,4,5}d",
 )  # fmt: skip
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""

@@ -247,7 +247,7 @@ def _refused(rule: str, copy: ctypes.Structure, ctas: int) -> EmulatorError:
     tensor_map = decode(_content(copy))
     kind, coords = tensor_map.dtype, tuple(copy.coordinates[: copy.rank])
     if rule == "MODE":
-        modes = ("im2col", "tiled") if copy.im2col else ("tiled", "im2col")
+        modes = ("tiled", "im2col") if isinstance(tensor_map, Im2colMap) else ("im2col", "tiled")
         return IllegalAccess("a tensor copy in {} mode through a tensor map in {} mode".format(*modes))
     if rule == "FOURS":
         return IllegalAccess(
@@ -259,6 +259,11 @@ def _refused(rule: str, copy: ctypes.Structure, ctas: int) -> EmulatorError:
         return UnsupportedPTX(
             f"im2col copy at coordinates {coords}: a store through a map with the lower corner "
             f"{tensor_map.lower_corner}"
+        )
+    if rule == "BEHIND":
+        return UnsupportedPTX(
+            f"im2col copy along W at coordinates {coords} with wHalo {copy.halo}: a halo goes beyond the last position "
+            "of the bounding box, where the PTX ISA leaves open which pixels follow"
         )
     if rule == "REDUCTION":
         return UnsupportedPTX(f"tensor reduction .{OPERATIONS[copy.reduction]} of {kind} elements")
@@ -281,6 +286,11 @@ def _refused(rule: str, copy: ctypes.Structure, ctas: int) -> EmulatorError:
 
 
 def _refused_pixels(rule: str, tensor_map: Im2colMap, coords: tuple[int, ...], copy: ctypes.Structure) -> str:
+    if rule == "HALO":
+        most = 32 if copy.mode == CONSTANTS["MODE_W_128"] else 512
+        return f"wHalo {copy.halo} and wOffset {copy.offsets[0]}; legal are 0 to {most - 1}, and 0 to 31"
+    if rule == "SWIZZLE":
+        return "loads along W take a tensor map with a swizzle"
     if rule == "OFFSETS":
         offsets, bits = tuple(copy.offsets[: len(coords) - 2]), {3: 16, 4: 8, 5: 5}[len(coords)]
         return f"im2col offsets {offsets}; legal at rank {len(coords)} are 0 to {(1 << bits) - 1}"

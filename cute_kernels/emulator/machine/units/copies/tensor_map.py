@@ -209,6 +209,7 @@ class Im2colMap(_Geometry):
     the copy. Along W, then H, then D, the next one is an element stride further, up to the last position of the
     bounding box; then the dimension starts again from the first position of the box, and the next dimension advances;
     after the last one of the box the next image (N) follows. The offsets of the copy are added to all positions.
+    Copies along W alone (``.im2col::w``, ``.im2col::w::128``) take the same maps, and of the box only what is of W.
 
     Attributes:
         address: global address of element 0.
@@ -374,7 +375,7 @@ def decode(data: bytes) -> TensorMap | Im2colMap:
     """Decodes a tensor map of 128 bytes.
 
     Raises:
-        UnsupportedPTX: a data type or mode that is not implemented (interleaved, im2col::w).
+        UnsupportedPTX: a data type or mode that is not implemented (interleaved).
         IllegalAccess: not 128 bytes, or contents that no encoder produces.
     """
     if len(data) != 128:

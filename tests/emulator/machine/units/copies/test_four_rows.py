@@ -117,5 +117,3 @@ def test_other_modes_and_targets_are_refused() -> None:
         launch(text, tensor_map, x, block=32, reachable=[x])
     with pytest.raises(UnsupportedPTX, match="needs sm_100"):
         launch(text.replace("sm_100a", "sm_90a"), map_of(tensor()), tensor(), block=32)
-    with pytest.raises(UnsupportedPTX, match="im2col::w"):
-        launch(text.replace("tile::gather4", "im2col::w"), map_of(tensor()), tensor(), block=32)

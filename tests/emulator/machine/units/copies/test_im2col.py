@@ -359,7 +359,6 @@ def test_operands_that_do_not_fit_are_named():
         (load_text(4, (4, *coords[1:]), offsets, nbytes), tensor_map, IllegalAccess, "no multiple of 16"),
         (good.replace("{%h0, %h1}", "{%h0}"), tensor_map, UnsupportedPTX, "must be a list of 2 registers"),
         (good.replace("], {%h0, %h1}", "]"), tensor_map, UnsupportedPTX, "takes 4 operands"),
-        (good.replace(".im2col.", ".im2col::w."), tensor_map, UnsupportedPTX, "im2col::w"),
     ):  # fmt: skip
         assert text != good or map_ is tiled
         with pytest.raises(error, match=message):
