@@ -108,14 +108,9 @@ Run = Callable[[argparse.Namespace, Recorder, dict[str, Any], Reporter, Outcome]
 
 
 def reporting(options: argparse.Namespace, name: str, run: Run) -> int:
-    """The command ``name``: runs the program once, has ``run`` do the rest, and writes the files of reports.
-
-    Returns:
-        The exit status: that of the program if it failed, or what ``run`` returns.
-
-    Raises:
-        SystemExit, OSError, ValueError: as ``run``, and for workers or files that cannot be used, before it.
-    """
+    """The command ``name``: runs the program once, has ``run`` do the rest, and writes the files of reports. Returns
+    the exit status: that of the program if it failed, or what ``run`` returns. Raises SystemExit, OSError, ValueError:
+    as ``run``, and for workers or files that cannot be used, before it."""
     workers.check_workers(options)
     reporter = command.make_reporter(options)
     with reporter.writing(command.outcome_of(options, name)) as outcome:
@@ -170,11 +165,8 @@ def _check(
 
 
 def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter) -> Recorder | int:
-    """Runs the program once under the default schedule; its launches, or the exit status if it failed.
-
-    Raises:
-        SystemExit, OSError, ValueError: as `check`.
-    """
+    """Runs the program once under the default schedule; its launches, or the exit status if it failed. Raises
+    SystemExit, OSError, ValueError: as `check`."""
     files.check_program(options.script)
     recorder = Recorder()
     with capture(options.arch, Options(**how), recorder=recorder, roles=dict(options.roles)) as session:

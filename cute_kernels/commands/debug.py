@@ -48,12 +48,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def debug(options: argparse.Namespace) -> int:
-    """Runs the program and the session; returns the exit status.
-
-    Raises:
-        OSError: no such program.
-        ValueError: the program launches nothing, or a command of the options cannot be done.
-    """
+    """Runs the program and the session; returns the exit status. Raises OSError: no such program; ValueError: the
+    program launches nothing, or a command of the options cannot be done."""
     chosen, how = schedule.of_arguments(options), command.run_options(options)
     facts = {"roles": dict(options.roles), "number": options.launch, "traceback": options.traceback}
 

@@ -265,12 +265,8 @@ def report_fault(error: EmulatorError) -> int:
 
 
 def emulate(options: argparse.Namespace) -> int:
-    """Runs the program; returns the exit status, see `EXIT_STATUSES`.
-
-    Raises:
-        SystemExit: the program's own.
-        OSError: no such program, or a file or folder of an option that cannot be written.
-    """
+    """Runs the program; returns the exit status, see `EXIT_STATUSES`. Raises SystemExit: the program's own; OSError: no
+    such program, or a file or folder of an option that cannot be written."""
     check_program(options.script)
     if options.trace is not None:
         check_output(options.trace)
@@ -379,10 +375,7 @@ def _suppression(text: str) -> going_on.Suppression:
 
 def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], object]) -> going_on.GoingOn | None:
     """Going on as the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: reports raise.
-
-    Raises:
-        OSError, ValueError: a file of suppressions.
-    """
+    Raises OSError, ValueError: a file of suppressions."""
     suppressions = going_on.all_of(parsed.suppress, parsed.suppressions)
     keep_going = getattr(parsed, "keep_going", False)
     if not (keep_going or suppressions):

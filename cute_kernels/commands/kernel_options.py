@@ -83,11 +83,7 @@ def _default_arch(name: str) -> str:
 
 
 def arch_of(options: argparse.Namespace, name: str) -> str:
-    """The architecture of ``--arch``, or the operation's default.
-
-    Raises:
-        ValueError: there is no kernel for it.
-    """
+    """The architecture of ``--arch``, or the operation's default. Raises ValueError: there is no kernel for it."""
     arch = options.arch or _default_arch(name)
     if arch not in OPERATIONS[name].kernels:
         raise ValueError(f"--arch {arch}: must be one of {', '.join(OPERATIONS[name].kernels)} for {name}")
@@ -112,11 +108,8 @@ def config_of(options: argparse.Namespace, name: str, problem: Any) -> Any:
 
 
 def kernel_of(options: argparse.Namespace, name: str, problem: Any, settings: Sequence[str]) -> Kernel:
-    """The kernel that the problem gets, if that has all settings, or the first one that has.
-
-    Raises:
-        ValueError: an unknown field, or a problem that no kernel takes.
-    """
+    """The kernel that the problem gets, if that has all settings, or the first one that has. Raises ValueError: an
+    unknown field, or a problem that no kernel takes."""
     planner, arch = OPERATIONS[name], ARCHS[arch_of(options, name)]
     planner.check(problem)
     usual = planner.kernel(problem, arch)
@@ -173,11 +166,8 @@ def add_planned(
 
 
 def named(arguments: Sequence[str] | None) -> tuple[str, ...]:
-    """Operations whose options a command line is about: of one where its help is asked for, else of all.
-
-    Args:
-        arguments: None for those of the process.
-    """
+    """Operations whose options a command line is about: of one where its help is asked for, else of all. ``arguments``:
+    None for those of the process."""
     words = sys.argv[1:] if arguments is None else arguments
     found = tuple(word for word in words if word in OPERATIONS)
     return found if found and {"-h", "--help"} & set(words) else tuple(OPERATIONS)
@@ -212,11 +202,8 @@ def _add_option(group: argparse._ArgumentGroup, owners: dict[str, Option]) -> No
 
 
 def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
-    """The plan of a command with `add_plan` for its ``kernel``.
-
-    Raises:
-        ValueError: an option of another kernel, a setting that cannot be read, or what the plan refuses.
-    """
+    """The plan of a command with `add_plan` for its ``kernel``. Raises ValueError: an option of another kernel, a
+    setting that cannot be read, or what the plan refuses."""
     problem = problem_of(options)
     config = config_of(options, options.kernel, problem)
     arch = arch_of(options, options.kernel)
@@ -229,11 +216,8 @@ def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
 
 
 def plan_of_side(options: argparse.Namespace, side: str) -> Plan:
-    """The plan of one side of a comparison, which is FIELD=VALUE,.. or default.
-
-    Raises:
-        ValueError: as `plan_of`; settings for both sides.
-    """
+    """The plan of one side of a comparison, which is FIELD=VALUE,.. or default. Raises ValueError: as `plan_of`;
+    settings for both sides."""
     if options.settings:
         raise ValueError("--set belongs to commands with one configuration: A and B must be FIELD=VALUE,.. or default")
     own = argparse.Namespace(**{**vars(options), "settings": [] if side == "default" else side.split(",")})
@@ -241,11 +225,8 @@ def plan_of_side(options: argparse.Namespace, side: str) -> Plan:
 
 
 def problem_of(options: argparse.Namespace) -> Any:
-    """The problem of a command with `add_problem` for its ``kernel``.
-
-    Raises:
-        ValueError: an option of another kernel.
-    """
+    """The problem of a command with `add_problem` for its ``kernel``. Raises ValueError: an option of another
+    kernel."""
     own = OPERATIONS[options.kernel].options
     values = {option.name: option.default for option in own.options}
     for option in (option for planner in OPERATIONS.values() for option in planner.options.options):

@@ -45,11 +45,8 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
 
 
 def run(options: argparse.Namespace) -> int:
-    """Profiles one launch and prints what its warps did.
-
-    Raises:
-        ValueError: as `cute_kernels.explore.profiling.report.device_for`.
-    """
+    """Profiles one launch and prints what its warps did. Raises ValueError: as
+    `cute_kernels.explore.profiling.report.device_for`."""
     import cute_kernels.explore.profiling.report as report  # torch
 
     for path in (options.trace, options.json):

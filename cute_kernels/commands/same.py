@@ -45,11 +45,8 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the answer; returns the exit status.
-
-    Raises:
-        ValueError: sides that cannot be compared; OSError: a file that cannot be read or written.
-    """
+    """Prints the answer; returns the exit status. Raises ValueError: sides that cannot be compared; OSError: a file
+    that cannot be read or written."""
     extras.require("emulator", "the command same")
     import cute_kernels.emulator.checking.sameness as sameness
 

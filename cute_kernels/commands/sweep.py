@@ -106,12 +106,9 @@ def kernel_name(text: str) -> str:
 
 
 def subject_of(options: argparse.Namespace) -> subjects.Kernel | subjects.Program:
-    """The kernel or the program that the options name.
-
-    Raises:
-        ValueError: options of the other kind of subject, tunables that the kernel does not have, values that are none
-            of theirs, a field varied twice; OSError: no such program.
-    """
+    """The kernel or the program that the options name. Raises ValueError: options of the other kind of subject,
+    tunables that the kernel does not have, values that are none of theirs, a field varied twice; OSError: no such
+    program."""
     if options.kernel.endswith(".py"):
         if options.settings or not options.vary:
             raise ValueError("a program takes --vary FIELD=VALUE,.. and --arguments, and no --set")

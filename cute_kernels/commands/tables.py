@@ -21,12 +21,8 @@ def add_formats(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Checks the files of the options, before anything is made.
-
-    Raises:
-        ValueError: both are printed.
-        OSError: as `files.check_output`.
-    """
+    """Checks the files of the options, before anything is made. Raises ValueError: both are printed; OSError: as
+    `files.check_output`."""
     found = _files(options)
     if len(found) == len(FORMATS) and set(found.values()) == {PRINTED}:
         raise ValueError("--json - and --csv -: one of them is printed")

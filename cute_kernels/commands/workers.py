@@ -28,11 +28,8 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 def check_workers(options: argparse.Namespace) -> None:
-    """Checks the options of `add_worker_arguments`, before the program runs.
-
-    Raises:
-        ValueError, MissingExtra: as `executors.connect`; both options.
-    """
+    """Checks the options of `add_worker_arguments`, before the program runs. Raises ValueError, MissingExtra: as
+    `executors.connect`; both options."""
     if options.executor is not None:
         executors.check_address(options.executor)
         if options.jobs is not None:
@@ -41,11 +38,8 @@ def check_workers(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def workers_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Workers that the options of `add_worker_arguments` choose, as ``executor`` and ``jobs`` of `Workers`.
-
-    Raises:
-        OSError: as `executors.connect`.
-    """
+    """Workers that the options of `add_worker_arguments` choose, as ``executor`` and ``jobs`` of `Workers`. Raises
+    OSError: as `executors.connect`."""
     if options.executor is None:
         yield {"jobs": options.jobs or JOBS}
         return

@@ -29,12 +29,8 @@ class MissingExtra(ModuleNotFoundError):
 
 
 def missing(extra: str, modules: Iterable[str] | None = None) -> list[str]:
-    """Distributions of an extra that are not installed.
-
-    Args:
-        extra: a key of `EXTRAS`.
-        modules: those to look for; all of the extra when None.
-    """
+    """Distributions of an extra that are not installed. ``extra``: a key of `EXTRAS`; ``modules``: those to look for;
+    all of the extra when None."""
     return [EXTRAS[extra][module] for module in modules or EXTRAS[extra] if not _is_there(module)]
 
 

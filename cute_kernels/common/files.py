@@ -40,10 +40,7 @@ lost: list[str] = []
 
 def show(text: str) -> None:
     """Prints text; characters that the encoding of stdout does not have, as in the C locale, as escape sequences.
-
-    Raises:
-        BrokenPipeError: nobody reads it.
-    """
+    Raises BrokenPipeError: nobody reads it."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with output():
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
@@ -81,11 +78,8 @@ def marked(text: str) -> str:
 
 
 def check_program(script: str | Path) -> None:
-    """Whether there is a program to run.
-
-    Raises:
-        OSError: IsADirectoryError for a folder, FileNotFoundError where there is no file.
-    """
+    """Whether there is a program to run. Raises OSError: IsADirectoryError for a folder, FileNotFoundError where there
+    is no file."""
     if os.path.isdir(script):
         raise IsADirectoryError(f"script = {script}: must be the file of a program, and is a directory")
     if not os.path.isfile(script):
@@ -124,13 +118,8 @@ OUTPUTS = ("report", "sarif", "trace", "profile_json", "json", "csv", "output")
 
 def check_apart(given: Mapping[str, object]) -> None:
     """Whether each file that a command writes is its own: none that it reads, and none that another option names.
-
-    Args:
-        given: values of all options and arguments, in which names of files may be words among others.
-
-    Raises:
-        ValueError: naming the option.
-    """
+    ``given``: values of all options and arguments, in which names of files may be words among others. Raises
+    ValueError: naming the option."""
     written: dict[object, str] = {}
     for name in OUTPUTS:
         path = given.get(name)
@@ -177,11 +166,8 @@ def _named(value: object) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder to write into, and those above it, where they are missing.
-
-    Raises:
-        OSError: naming the folder: NotADirectoryError where it or one above is a file, PermissionError.
-    """
+    """Makes a folder to write into, and those above it, where they are missing. Raises OSError: naming the folder:
+    NotADirectoryError where it or one above is a file, PermissionError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

@@ -30,10 +30,7 @@ def lock(interrupted: Callable[[], object] = lambda: None) -> threading.RLock:
 
 def end_with_parent(parent: int) -> None:
     """In a forked process: it is killed when the thread that forked it ends, as where a signal kills its process.
-
-    Args:
-        parent: the process that forked this one.
-    """
+    ``parent``: the process that forked this one."""
     with contextlib.suppress(AttributeError):  # another system than Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # which has ended before that

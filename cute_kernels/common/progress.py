@@ -13,11 +13,7 @@ _EVERY = 0.1  # seconds
 
 class ProgressLine:
     """Writes over itself; silent where the stream is no terminal. A context that clears the line at its end.
-
-    Args:
-        stream: default: stderr.
-        shown: whether it is shown on a terminal.
-    """
+    ``stream``: default: stderr; ``shown``: whether it is shown on a terminal."""
 
     def __init__(self, stream: TextIO | None = None, *, shown: bool = True) -> None:
         self._stream = stream if stream is not None else sys.stderr

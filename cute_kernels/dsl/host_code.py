@@ -41,11 +41,8 @@ def export_object(function: Any, prefix: str) -> bytes:
 
 
 class Arguments(Protocol):
-    """Values of one call.
-
-    Attributes:
-        current: the values, the address of an array of pointers to them, and the status that the machine code writes.
-    """
+    """Values of one call. ``current``: the values, the address of an array of pointers to them, and the status that the
+    machine code writes."""
 
     current: tuple[Any, int, ctypes.c_int32]
 
@@ -84,20 +81,12 @@ class HostFunction:
         self._loaded = False
 
     def __call__(self, arguments: Arguments) -> None:
-        """Launches.
-
-        Raises:
-            RuntimeError: the CUDA runtime refused.
-        """
+        """Launches. Raises RuntimeError: the CUDA runtime refused."""
         self.load()
         self._run(self._launch, *arguments.current)
 
     def load(self) -> None:
-        """Loads the kernel into every device; it stays there.
-
-        Raises:
-            RuntimeError: the CUDA runtime refused.
-        """
+        """Loads the kernel into every device; it stays there. Raises RuntimeError: the CUDA runtime refused."""
         if not self._loaded:
             with _LOADING:
                 if not self._loaded:

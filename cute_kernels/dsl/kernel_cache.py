@@ -86,11 +86,8 @@ class CompiledKernel:
 
 
 def directory() -> Path | None:
-    """Where entries are kept, or None if the cache is off. The directory need not exist.
-
-    Raises:
-        ValueError: ``CUTE_KERNELS_CACHE_DIR`` is set to something else than "off" or an absolute path.
-    """
+    """Where entries are kept, or None if the cache is off. The directory need not exist. Raises ValueError:
+    ``CUTE_KERNELS_CACHE_DIR`` is set to something else than "off" or an absolute path."""
     chosen = os.environ.get("CUTE_KERNELS_CACHE_DIR")
     if chosen == "off":
         return None
@@ -145,11 +142,8 @@ def _can_be_made(path: Path) -> bool:
 
 
 def limit() -> int:
-    """Bytes that entries may have together.
-
-    Raises:
-        ValueError: ``CUTE_KERNELS_CACHE_MB`` is no whole number from 1 on.
-    """
+    """Bytes that entries may have together. Raises ValueError: ``CUTE_KERNELS_CACHE_MB`` is no whole number from 1
+    on."""
     text = os.environ.get("CUTE_KERNELS_CACHE_MB", str(DEFAULT_LIMIT))
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise ValueError(f"CUTE_KERNELS_CACHE_MB = {text!r}: must be a whole number of megabytes from 1 on")
@@ -287,11 +281,7 @@ def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
 
 
 def decode(content: bytes, key: Hashable) -> CompiledKernel:
-    """The kernel in the bytes of an entry.
-
-    Raises:
-        InvalidEntry: not an entry, not intact, or not this kernel's.
-    """
+    """The kernel in the bytes of an entry. Raises InvalidEntry: not an entry, not intact, or not this kernel's."""
     sections = _sections(content, key)
     if set(sections) != {field.name for field in fields(CompiledKernel)}:
         raise InvalidEntry(f"it has sections {sorted(sections)}")
@@ -355,11 +345,7 @@ def read_private(path: Path) -> bytes:
 
 
 def make_private(root: Path) -> None:
-    """Creates the directory, or checks that nobody else can write it.
-
-    Raises:
-        PermissionError: somebody else can.
-    """
+    """Creates the directory, or checks that nobody else can write it. Raises PermissionError: somebody else can."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if problem := _problem_of_folder(root):
         raise PermissionError(problem)

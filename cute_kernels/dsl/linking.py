@@ -109,12 +109,8 @@ _JUMPS = {62: bytes.fromhex("ff25020000006690"), 183: bytes.fromhex("50000058000
 
 
 class Linked:
-    """An object in memory, which lives as long as this does.
-
-    Attributes:
-        symbols: addresses of what the object defines.
-        memory: all of it, code first.
-    """
+    """An object in memory, which lives as long as this does. ``symbols``: addresses of what the object defines;
+    ``memory``: all of it, code first."""
 
     def __init__(self, code: bytes, outside: Callable[[str], int | None]) -> None:
         """Links an object.

@@ -96,12 +96,8 @@ def records(sections: Sections, names: tuple[str, str]) -> list[dict[str, str]]:
 
 
 def table(a: plan_facts.Facts, b: plan_facts.Facts, *, everything: bool) -> list[Row]:
-    """Rows of what differs, or of everything: name, both values, and the relative change of numbers.
-
-    Args:
-        a, b: values by name.
-        everything: equal ones, too.
-    """
+    """Rows of what differs, or of everything: name, both values, and the relative change of numbers. ``a``, ``b``:
+    values by name; ``everything``: equal ones, too."""
     rows = []
     for name in dict.fromkeys((*a, *b)):
         one, other = a.get(name, "-"), b.get(name, "-")
@@ -132,11 +128,8 @@ def _aligned(rows: Sequence[Row]) -> list[str]:
 
 
 def written_by_plans(first: Plan, second: Plan) -> tuple[list[LaunchMemory], list[LaunchMemory]]:
-    """Arrays that two plans write on random operands, which are the same for equal problems; no workspaces.
-
-    Raises:
-        MissingExtra: the emulator is not installed.
-    """
+    """Arrays that two plans write on random operands, which are the same for equal problems; no workspaces. Raises
+    MissingExtra: the emulator is not installed."""
     extras.require("emulator", "the command same")
     import torch
 

@@ -107,11 +107,8 @@ def counts_table(rows: Sequence[Row]) -> str:
 
 
 def measured(problem: Any, rows: Sequence[Row]) -> list[Row]:
-    """The rows with measured times, as of `sweep_table.measure`; the same rows where nothing can be measured.
-
-    Raises:
-        RuntimeError: a configuration computes something else than the first one.
-    """
+    """The rows with measured times, as of `sweep_table.measure`; the same rows where nothing can be measured. Raises
+    RuntimeError: a configuration computes something else than the first one."""
     if torch.cuda.is_available():
         try:
             return sweep_table.measure(problem, rows)
@@ -134,12 +131,8 @@ def frame(rows: Sequence[Row]) -> Any:
 
 
 def timeline(row: Row, *, seed: int = 1) -> Figure:
-    """A timeline of a row's kernel on the smaller problem that it was counted on, of a chain its last one.
-
-    Raises:
-        MissingExtra: matplotlib is not installed (extra ``demo``).
-        ValueError: there is no such problem.
-    """
+    """A timeline of a row's kernel on the smaller problem that it was counted on, of a chain its last one. Raises
+    MissingExtra: matplotlib is not installed (extra ``demo``); ValueError: there is no such problem."""
     if row.small is None:
         raise ValueError(f"row = {dict(row.settings)}: must be one that was counted")
     return _drawn(lambda options: emulated.launch(row.small, examples.random_operands(row.small), options), seed)

@@ -203,10 +203,7 @@ def _of_timm(name: str, images: list[Image.Image], pretrained: bool) -> Model:
 @torch.no_grad()
 def measured(model: Model, dtype_name: str, rounds: int) -> Report:
     """Errors of all precisions against the library in a type, ``"bf16"`` say, and on a GPU times of so many rounds.
-
-    Raises:
-        ValueError: a model without a patch embedding that this package replaces.
-    """
+    Raises ValueError: a model without a patch embedding that this package replaces."""
     device, dtype = "cuda" if torch.cuda.is_available() else "cpu", _DTYPES[dtype_name]
     report = Report(torch.cuda.get_device_name() if device == "cuda" else "CPU")
     path = _first_converted(model.convert(copy.deepcopy(model.tower), "bf16"))

@@ -37,10 +37,7 @@ def unused(path: Path) -> Path:
 
 def open_lab(cells: Sequence[str], path: Path, words: Sequence[str]) -> int:
     """Writes a notebook, and becomes JupyterLab, which shows it: a child would go on where a signal ends this process.
-
-    Raises:
-        FileExistsError: the file is there already.
-    """
+    Raises FileExistsError: the file is there already."""
     if path.exists():
         raise FileExistsError(f"--output {path} exists; open it with jupyter lab, or name another")
     files.write_text(path, json.dumps(ipynb(cells), indent=1) + "\n")

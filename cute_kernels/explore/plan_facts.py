@@ -59,11 +59,8 @@ def caveats(predictions: Iterable[Prediction | None]) -> list[str]:
 
 
 def assembled(plan: Plan) -> Facts:
-    """Registers, stack and static shared memory, from a compilation.
-
-    Raises:
-        MissingExtra: the tool that reads them is not installed.
-    """
+    """Registers, stack and static shared memory, from a compilation. Raises MissingExtra: the tool that reads them is
+    not installed."""
     resources = compile.compile_plan(plan, emulated=True).resources
     return {
         "registers per thread": resources.registers,
@@ -74,10 +71,7 @@ def assembled(plan: Plan) -> Facts:
 
 def instruction_mix(plan: Plan) -> Facts:
     """Instructions in the machine code by opcode without its modifiers, and all of them: a count of text, not of time.
-
-    Raises:
-        MissingExtra: the disassembler is not installed.
-    """
+    Raises MissingExtra: the disassembler is not installed."""
     found = kernels(compile.disassemble(compile.compile_plan(plan, emulated=True).cubin, "-hex"))
     opcodes = collections.Counter(instruction.name for code in found.values() for instruction in code)
     return {"all": opcodes.total(), **dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))}
@@ -105,10 +99,7 @@ COUNTED = {
 
 def counted(plan: Plan) -> Facts:
     """Warp instructions by role, and the work of each unit, of a whole launch on random operands in the emulator.
-
-    Raises:
-        MissingExtra: the emulator is not installed.
-    """
+    Raises MissingExtra: the emulator is not installed."""
     import cute_kernels.emulator as emulator
     import cute_kernels.operations.examples as examples  # torch and the emulator
     import cute_kernels.operations.runtime.emulated as emulated

@@ -39,11 +39,7 @@ def value(row: Row, column: str) -> float | None:
 
 
 def check_column(rows: Sequence[Row], column: str, option: str) -> None:
-    """Refuses the name of a column that no row has.
-
-    Raises:
-        ValueError: naming the option and what is allowed.
-    """
+    """Refuses the name of a column that no row has. Raises ValueError: naming the option and what is allowed."""
     if column not in columns_of(rows):
         raise ValueError(f"{option} {column}: no row has it: must be one of {', '.join(columns_of(rows))}")
 

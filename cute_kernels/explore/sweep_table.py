@@ -169,11 +169,8 @@ def evaluated(
     jobs: int,
     seen: Callable[[Row], None] | None,
 ) -> list[Row]:
-    """Rows of tasks in their order, each evaluated with ``state`` in a worker.
-
-    Raises:
-        ValueError: ``jobs`` below 1, or beside an executor.
-    """
+    """Rows of tasks in their order, each evaluated with ``state`` in a worker. Raises ValueError: ``jobs`` below 1, or
+    beside an executor."""
     if jobs < 1:
         raise ValueError(f"jobs = {jobs}: must be at least 1")
     rows = []
@@ -260,11 +257,8 @@ def _outputs_of_a_tile(plan: Plan) -> float:
 # --- times on a GPU --------------------------------------------------------------------------------------------------
 
 def check_measurable(problem: Any) -> tuple[Any, Any]:
-    """The operation that times a problem, and the GPU at hand.
-
-    Raises:
-        NotImplementedError: there is no GPU with a kernel, or nothing times this kind of problem.
-    """
+    """The operation that times a problem, and the GPU at hand. Raises NotImplementedError: there is no GPU with a
+    kernel, or nothing times this kind of problem."""
     import cute_kernels.explore.tuning.search as search
     import cute_kernels.operations.registry as registry
 

@@ -20,11 +20,7 @@ _SHOWN = {  # of what a program's launches do
 
 
 def axes_of(text: str | None) -> tuple[str, str]:
-    """Columns of a front, from X,Y; `AXES` without a text.
-
-    Raises:
-        ValueError: other than two.
-    """
+    """Columns of a front, from X,Y; `AXES` without a text. Raises ValueError: other than two."""
     names = AXES if text is None else tuple(text.split(","))
     if len(names) != 2:
         raise ValueError(f"--pareto {text}: must be two columns, X,Y")

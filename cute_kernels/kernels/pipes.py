@@ -81,11 +81,8 @@ def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps
 
 class Pipe:
     """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once.
-
-    Attributes:
-        stamps: what the warp writes of the times of its waits, and of what else it does.
-        index: of the edge in the graph.
-    """
+    ``stamps``: what the warp writes of the times of its waits, and of what else it does; ``index``: of the edge in the
+    graph."""
 
     def __init__(self, edge: Edge, full: cute.Pointer, empty: cute.Pointer | None) -> None:
         self.edge = edge
@@ -139,11 +136,8 @@ class Pipe:
 
     @cute.jit
     def acquire(self, state: PipelineState, announces: bool | cutlass.Boolean = True) -> cute.Pointer:
-        """Producer of a TMA edge: waits until a stage is free, and announces its bytes unless another CTA does.
-
-        Returns:
-            The barrier on which they complete.
-        """
+        """Producer of a TMA edge: waits until a stage is free, and announces its bytes unless another CTA does. Returns
+        the barrier on which they complete."""
         self.wait_empty(state)
         if announces:
             with cute.arch.elect_one():

@@ -24,11 +24,8 @@ def normalisation(mean: PerChannel, std: PerChannel, rescale_factor: float = 1 /
 
 def of_processor(processor: Any) -> Normalisation | None:
     """Mean and standard deviation of an image processor, as `normalisation` has them; None where it does not say.
-
-    Args:
-        processor: of transformers, be it the one of a model with text; its configuration as a mapping; or torchvision's
-            transforms.
-    """
+    ``processor``: of transformers, be it the one of a model with text; its configuration as a mapping; or torchvision's
+    transforms."""
     processor = getattr(processor, "image_processor", processor)
     for step in getattr(processor, "transforms", ()):  # torchvision's, where `ToTensor` divides by 255
         if hasattr(step, "mean") and hasattr(step, "std"):

@@ -70,11 +70,8 @@ class Family:
         return None if original is None else _replacement(self, original)
 
     def options(self, known: Normalisation | None = None, **said: Any) -> PatchOptions:
-        """Options with the normalisation that is said, else with the known one.
-
-        Raises:
-            ValueError: one of a processor, where the model normalises by itself.
-        """
+        """Options with the normalisation that is said, else with the known one. Raises ValueError: one of a processor,
+        where the model normalises by itself."""
         known = known or (None, None) if self.mean is None else known or (0.0, 1.0)
         for name, found in zip(("mean", "std"), known, strict=True):
             if said.get(name) is None:
@@ -166,11 +163,8 @@ class Found(NamedTuple):
         return own and reaches_class(self.module)
 
     def options(self, known: Normalisation | None, **said: Any) -> PatchOptions:
-        """Options of the family; those of a layer with its channels and the order of its rows.
-
-        Raises:
-            ValueError: a normalisation that raw pixels or ``"fp8"`` need and that is not known.
-        """
+        """Options of the family; those of a layer with its channels and the order of its rows. Raises ValueError: a
+        normalisation that raw pixels or ``"fp8"`` need and that is not known."""
         rows = isinstance(self.layer, torch.nn.Linear) and getattr(self.module, "channels_last", True)
         order = self.family.order if rows else "chw"
         options = self.family.options(known, **said, channels=self.channels, order=order)
@@ -298,10 +292,7 @@ class Library:
 
     def _normalisation(self, model: torch.nn.Module, found: Found, processor: Any) -> Normalisation | None:
         """Mean and standard deviation of a processor, or of the innermost module around an embedding that says them.
-
-        Raises:
-            ValueError: a processor that does not say.
-        """
+        Raises ValueError: a processor that does not say."""
         if processor is None:
             said = (self.said(owner, found.channels) for owner in found.owners(model))
             return next(filter(None, said), None)

@@ -46,11 +46,8 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def plugin() -> None:
-    """vLLM's entry point: `register` with the precision that the environment names, or nothing.
-
-    Raises:
-        ValueError: another value of a variable.
-    """
+    """vLLM's entry point: `register` with the precision that the environment names, or nothing. Raises ValueError:
+    another value of a variable."""
     precision, still = os.environ.get(VARIABLE, ""), os.environ.get(STILL, "0")
     check_choice(STILL, still, ("0", "1"))
     if precision:
@@ -271,10 +268,7 @@ def _layer(base: type) -> type:
 
 def _load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
     """vLLM's loader of a parameter, whose write autograd's version counter sees: vLLM's default writes to ``.data``.
-
-    Raises:
-        ValueError: unequal shapes.
-    """
+    Raises ValueError: unequal shapes."""
     if param.shape != loaded_weight.shape:
         raise ValueError(f"loaded_weight has shape {list(loaded_weight.shape)}: must be {list(param.shape)}")
     with torch.no_grad():

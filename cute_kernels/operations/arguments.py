@@ -42,12 +42,8 @@ def check_backend(backend: str) -> None:
 
 
 def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emulator", "reference"]:
-    """Chooses what executes a call whose tensors are on ``device``.
-
-    Raises:
-        ValueError: unknown backend, or the emulator asked to read device memory.
-        NotImplementedError: no kernel for this device.
-    """
+    """Chooses what executes a call whose tensors are on ``device``. Raises ValueError: unknown backend, or the emulator
+    asked to read device memory; NotImplementedError: no kernel for this device."""
     check_backend(backend)
     if backend == "reference":
         return "reference"
@@ -302,11 +298,8 @@ class ArgumentTable:
         return ", ".join([*self._tensors, *(text for text, _ in self._others)])
 
     def encode(self, values: Sequence[Any]) -> list[Any]:
-        """Values in the order of the fields -> arguments of the operator.
-
-        Raises:
-            TypeError, ValueError: a value that cannot be an argument at all.
-        """
+        """Values in the order of the fields -> arguments of the operator. Raises TypeError, ValueError: a value that
+        cannot be an argument at all."""
         tensors: list[Any] = []
         others: list[Any] = []
         for (name, row), value in zip(self.rows.items(), values, strict=True):

@@ -198,12 +198,8 @@ class Operation(ABC, Generic[A]):
 
     @abstractmethod
     def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
-        """How a call on DTensors may be divided.
-
-        Args:
-            shapes: of the tensors that are given, by argument.
-            parts: into which a dimension may be divided at most.
-        """
+        """How a call on DTensors may be divided. ``shapes``: of the tensors that are given, by argument; ``parts``:
+        into which a dimension may be divided at most."""
 
     def variants(self, plan: Plan) -> list[Plan]:
         """Plans that a tuner tries beside a plan if it is the fastest of the candidates."""
@@ -229,12 +225,8 @@ class Operation(ABC, Generic[A]):
         """The result in plain torch."""
 
     def reads(self, name: str, flat: tuple) -> tuple[str, ...]:
-        """Names of the tensors whose numbers the derivative for one argument needs.
-
-        Args:
-            name: of the argument.
-            flat: arguments of the operator.
-        """
+        """Names of the tensors whose numbers the derivative for one argument needs. ``name``: of the argument;
+        ``flat``: arguments of the operator."""
         first, second, *_ = self.table.tensor_names  # a product's
         return {first: (second, "scale_a", "scale_b"), second: (first, "scale_a", "scale_b")}.get(name, ())
 
@@ -302,14 +294,8 @@ class Operation(ABC, Generic[A]):
         return make_plan(problem, self.chosen_config(a, problem), arch, sm_count=sm_count)
 
     def prepared(self, **given: Any) -> Prepared:
-        """Everything of a call but the launch: its plan and its operands.
-
-        Args:
-            given: arguments by name; the others are left out.
-
-        Raises:
-            TypeError, ValueError: as a call does.
-        """
+        """Everything of a call but the launch: its plan and its operands. ``given``: arguments by name; the others are
+        left out. Raises TypeError, ValueError: as a call does."""
         a = self.arguments(**(self.table.defaults | given))
         self.check(a)
         return self.prepare(a, self.plan(a))

@@ -119,11 +119,8 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
 
 
 def build(plan: Plan) -> cache.CompiledKernel:
-    """Compiles the kernel of a plan.
-
-    Raises:
-        RuntimeError: this version of CuTe DSL passes arguments in another way than `Frames` does.
-    """
+    """Compiles the kernel of a plan. Raises RuntimeError: this version of CuTe DSL passes arguments in another way than
+    `Frames` does."""
     function = dsl_function(plan)
     check_layout(plan, function)
     ptx = compiling.ptx(function)
@@ -168,11 +165,8 @@ _FORMATS = {"pointer": "=Q", "float32": "=f", "int32": "=i"}
 
 class Frames(threading.local):
     """Argument values of one thread, and the array of pointers to them: the call releases the interpreter lock.
-
-    Attributes:
-        current: memory of the values, the address of the array, and the status that the machine code writes; together,
-            since attributes of a thread are found slowly.
-    """
+    ``current``: memory of the values, the address of the array, and the status that the machine code writes; together,
+    since attributes of a thread are found slowly."""
 
     def __init__(self, plan: Plan, parameters: Sequence[str] = (), **constants: float | int) -> None:
         """Lays out the values: first the ``parameters`` that `launcher` writes, then sizes and ``constants``."""
@@ -236,11 +230,8 @@ def host_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> t
 
 
 def check_names(plan: Plan, given: Mapping[str, object]) -> None:
-    """Whether there is something for every operand that a launch has to give, and for nothing else.
-
-    Raises:
-        TypeError: naming the operands.
-    """
+    """Whether there is something for every operand that a launch has to give, and for nothing else. Raises TypeError:
+    naming the operands."""
     names = [operand.name for operand in plan.operands if operand.kind != "size"]
     needed = [operand.name for operand in plan.operands if operand.given]
     missing = [name for name in needed if given.get(name) is None]
@@ -279,11 +270,8 @@ def _dsl_argument(operand: Operand, given: float | int | None) -> Any:
 
 
 def check_layout(plan: Plan, function: Any) -> None:
-    """Compares a frame with what CuTe DSL itself makes of the same arguments, argument by argument.
-
-    Raises:
-        RuntimeError: this version of CuTe DSL passes arguments in another way.
-    """
+    """Compares a frame with what CuTe DSL itself makes of the same arguments, argument by argument. Raises
+    RuntimeError: this version of CuTe DSL passes arguments in another way."""
     given = [operand for operand in plan.operands if operand.given]
     sample = {o.name: 0.75 if o.kind == "value" else 0x1110 * (i + 1) for i, o in enumerate(given)}
     stream = 0x1110 * (len(given) + 1)
@@ -298,12 +286,8 @@ def check_layout(plan: Plan, function: Any) -> None:
 # --- what the assembler made -----------------------------------------------------------------------------------------
 
 def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
-    """Reads a cubin's resource usage with NVIDIA's `cuobjdump` (package ``nvidia-cuda-cuobjdump``).
-
-    Raises:
-        MissingExtra: the tool is missing.
-        RuntimeError: its report does not name the kernel.
-    """
+    """Reads a cubin's resource usage with NVIDIA's `cuobjdump` (package ``nvidia-cuda-cuobjdump``). Raises
+    MissingExtra: the tool is missing; RuntimeError: its report does not name the kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -341,11 +325,7 @@ def disassemble(code: bytes, *options: str) -> str:
 
 
 def cuobjdump() -> str:
-    """Path of NVIDIA's tool.
-
-    Raises:
-        MissingExtra: it is not installed (extra ``emulator``).
-    """
+    """Path of NVIDIA's tool. Raises MissingExtra: it is not installed (extra ``emulator``)."""
     return _tool("cuobjdump", "the resources of a kernel need")
 
 

@@ -21,12 +21,8 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """A call that is differentiated.
-
-    Attributes:
-        tensors: of the call, by argument.
-        wanted: names of the arguments to differentiate for.
-    """
+    """A call that is differentiated. ``tensors``: of the call, by argument; ``wanted``: names of the arguments to
+    differentiate for."""
 
     tensors: Mapping[str, Fact]
     wanted: frozenset[str]

@@ -111,12 +111,8 @@ def prepare_layer_norm_weight(
 
 
 def eps_of_pixels(eps: float, divisor: float, k: int) -> float | None:
-    """``eps`` in units of squared pixels of 0 to 255; None where K^2 times that is no normal number of FP32.
-
-    Args:
-        eps, divisor: as of `prepare_layer_norm_weight`.
-        k: pixels of a row.
-    """
+    """``eps`` in units of squared pixels of 0 to 255; None where K^2 times that is no normal number of FP32. ``eps``,
+    ``divisor``: as of `prepare_layer_norm_weight`; ``k``: pixels of a row."""
     scaled = eps * (divisor * divisor)  # a power would overflow with an error of its own
     fp32_range = torch.finfo(torch.float32)
     return scaled if fp32_range.tiny <= k * k * scaled <= fp32_range.max else None

@@ -115,12 +115,8 @@ class PatchWeight(torch.nn.Module):
         return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor | dict[str, Any]) -> None:
-        """Takes what `get_extra_state` gave, or the dictionary that it gave before it gave a tensor.
-
-        Raises:
-            ValueError: no such state, another schema, or the state of a weight of another precision, whose buffers
-                differ.
-        """
+        """Takes what `get_extra_state` gave, or the dictionary that it gave before it gave a tensor. Raises ValueError:
+        no such state, another schema, or the state of a weight of another precision, whose buffers differ."""
         state = self._checked_state(state)
         self.order, self.patch, self.channels = state["order"], state["patch"], state["channels"]
         self.mean, self.std = tuple(state["mean"]), tuple(state["std"])
@@ -388,12 +384,9 @@ def _per_channel(name: str, value: PerChannel, channels: int) -> tuple[float, ..
 def checked_normalisation(
     mean: PerChannel, std: PerChannel, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """One mean and one standard deviation per channel, of pixels from 0 to 1.
-
-    Raises:
-        TypeError, ValueError: what is no number for each channel; what belongs to pixels of 0 to 255, or leaves FP32's
-            range when it is folded into a weight.
-    """
+    """One mean and one standard deviation per channel, of pixels from 0 to 1. Raises TypeError, ValueError: what is no
+    number for each channel; what belongs to pixels of 0 to 255, or leaves FP32's range when it is folded into a
+    weight."""
     means, stds = (_per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std)))
     for name, values, (low, high) in (("mean", means, _MEANS), ("std", stds, _STDS)):
         if name == "std" and min(values) <= 0:

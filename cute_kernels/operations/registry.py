@@ -15,11 +15,7 @@ OPERATIONS: dict[type, Operation] = {
 
 
 def operation_of(problem: Any) -> Operation:
-    """The operation that a problem is one of.
-
-    Raises:
-        TypeError: there is none.
-    """
+    """The operation that a problem is one of. Raises TypeError: there is none."""
     if type(problem) not in OPERATIONS:
         allowed = ", ".join(kind.__name__ for kind in OPERATIONS)
         raise TypeError(f"problem is {type(problem).__name__}: must be one of {allowed}")

@@ -25,12 +25,9 @@ _VECTOR_BYTES = 16
 
 
 def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
-    """``(number, tensor)`` of a scale as the operator takes it; the number is 1 beside a tensor.
-
-    Raises:
-        TypeError: neither a real number (Python's or NumPy's) nor a tensor, or a tensor with a sparse layout.
-        ValueError: not finite and greater than 0, or not so in FP32.
-    """
+    """``(number, tensor)`` of a scale as the operator takes it; the number is 1 beside a tensor. Raises TypeError:
+    neither a real number (Python's or NumPy's) nor a tensor, or a tensor with a sparse layout; ValueError: not finite
+    and greater than 0, or not so in FP32."""
     if scale is None:
         return 1.0, None
     if isinstance(scale, torch.Tensor):
@@ -89,10 +86,7 @@ def in_kernel_order(scale: float | torch.Tensor | None) -> torch.Tensor | None:
 
 def combine_scales(scale_a: float | torch.Tensor | None, scale_b: float | torch.Tensor | None) -> float | torch.Tensor:
     """``fp32(scale_a) * fp32(scale_b)`` in FP32: on the device if either is a tensor, so that nothing synchronises.
-
-    Raises:
-        TypeError, ValueError: as `split_scale`; ValueError if the product of two numbers leaves FP32's range.
-    """
+    Raises TypeError, ValueError: as `split_scale`; ValueError if the product of two numbers leaves FP32's range."""
     if not isinstance(scale_a, torch.Tensor) and not isinstance(scale_b, torch.Tensor):
         return combine_numbers(scale_a, scale_b)
     number_a, tensor_a = split_scale("scale_a", scale_a)
@@ -120,11 +114,8 @@ def combine_numbers(scale_a: float | None, scale_b: float | None) -> float:
 
 
 def output_number(scale: float | None) -> float:
-    """``fp32(scale)`` of an output that a kernel divides by it.
-
-    Raises:
-        TypeError, ValueError: as `split_scale`; ValueError if its reciprocal is not finite in FP32.
-    """
+    """``fp32(scale)`` of an output that a kernel divides by it. Raises TypeError, ValueError: as `split_scale`;
+    ValueError if its reciprocal is not finite in FP32."""
     number = fp32(split_scale("out_scale", scale)[0])
     # FP64 has more than twice FP32's bits: its quotient of two FP32 numbers, rounded again, is rounded correctly.
     if fp32(1.0 / number) == float("inf"):

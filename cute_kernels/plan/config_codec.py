@@ -22,11 +22,8 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ConfigCodec:
-    """Configurations of some classes, all of whose fields are integers, bools or words.
-
-    Attributes:
-        kinds: the classes by their names.
-    """
+    """Configurations of some classes, all of whose fields are integers, bools or words. ``kinds``: the classes by their
+    names."""
 
     def __init__(self, kinds: Iterable[type[Typed]]) -> None:
         self.kinds = {kind.__name__: kind for kind in kinds}
@@ -46,11 +43,8 @@ class ConfigCodec:
         raise TypeError(f"config is {type(config).__name__}: must be {allowed} or None")
 
     def decode(self, text: str) -> Any:
-        """The inverse of `encode`: equal texts give the same object, by whose identity a repeated call is found.
-
-        Raises:
-            ValueError: an unknown class, an unknown field or a value of another type.
-        """
+        """The inverse of `encode`: equal texts give the same object, by whose identity a repeated call is found. Raises
+        ValueError: an unknown class, an unknown field or a value of another type."""
         if text not in self._decoded:
             name, _, settings = text.partition(":")
             kind = self._kind(name)
@@ -68,11 +62,7 @@ class ConfigCodec:
         return {"kind": type(config).__name__, "config": dataclasses.asdict(config)}
 
     def from_document(self, document: Mapping[str, Any]) -> Any:
-        """The inverse of `to_document`.
-
-        Raises:
-            KeyError, TypeError, ValueError: something else.
-        """
+        """The inverse of `to_document`. Raises KeyError, TypeError, ValueError: something else."""
         return self._kind(document["kind"])(**document["config"])
 
 

@@ -191,11 +191,8 @@ def _copy_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
 
 
 def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProblem:
-    """Problem of the second kernel, over the rows that the pass writes.
-
-    Raises:
-        ValueError: no pass or no kernel over rows takes these images.
-    """
+    """Problem of the second kernel, over the rows that the pass writes. Raises ValueError: no pass or no kernel over
+    rows takes these images."""
     first = plan_patchify(_pass_of(problem), arch)
     product = PatchEmbedProblem(
         m=problem.batch * problem.positions, n=problem.n, k=first.row_elements, table_rows=problem.table_rows,

@@ -21,11 +21,8 @@ class LayerNormScaleProblem(Typed):
 
 @dataclass(frozen=True)
 class LayerNormScalePlan(Plan):
-    """A legal way to run one pass; construct it with `plan_layer_norm_scale`.
-
-    Attributes:
-        warps: of a CTA, each with a row of its own.
-    """
+    """A legal way to run one pass; construct it with `plan_layer_norm_scale`. ``warps``: of a CTA, each with a row of
+    its own."""
 
     operation: ClassVar[str] = "layer_norm_scale"
     kernel: ClassVar[str] = "cute_kernels.kernels.layer_norm:LayerNormScaleKernel"

@@ -67,11 +67,7 @@ def describe_images(p: PatchifyProblem | PatchEmbedImagesProblem) -> str:
 
 @dataclass(frozen=True)
 class PatchifyPlan(base.Plan):
-    """A legal way to run one pass; construct it with `plan_patchify`.
-
-    Attributes:
-        threads: of a CTA.
-    """
+    """A legal way to run one pass; construct it with `plan_patchify`. ``threads``: of a CTA."""
 
     operation: ClassVar[str] = "patchify"
     kernel: ClassVar[str] = "cute_kernels.kernels.patchify:PatchifyKernel"

@@ -77,11 +77,7 @@ class Planner:
     kernels: Mapping[str, tuple[Kernel, ...]]
 
     def of(self, arch: str) -> tuple[Kernel, ...]:
-        """The kernels of an architecture.
-
-        Raises:
-            NotImplementedError: there is none.
-        """
+        """The kernels of an architecture. Raises NotImplementedError: there is none."""
         if arch not in self.kernels:
             raise NotImplementedError(f"{self.operation} has kernels for {', '.join(self.kernels)}, not for {arch}")
         return self.kernels[arch]
@@ -205,14 +201,8 @@ _BY_PROBLEM = {planner.problem: planner for planner in PLANNERS.values()}
 
 
 def choose(problem: Problem, arch: str | None = None, *, sm_count: int | None = None) -> Config:
-    """The configuration that a problem gets, complete: ``make_plan(p) == make_plan(p, choose(p))``.
-
-    Args:
-        problem, arch, sm_count: as for `make_plan`.
-
-    Raises:
-        ValueError, NotImplementedError: as `make_plan`.
-    """
+    """The configuration that a problem gets, complete: ``make_plan(p) == make_plan(p, choose(p))``. ``problem``,
+    ``arch``, ``sm_count``: as for `make_plan`. Raises ValueError, NotImplementedError: as `make_plan`."""
     return make_plan(problem, None, arch, sm_count=sm_count).config
 
 

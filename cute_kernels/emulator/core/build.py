@@ -105,12 +105,8 @@ def _name_with(flags: tuple[str, ...], machine: str) -> str:
 
 def library(variant: str) -> Path:
     """The library of a variant, compiled if there is none that can be used. Processes that need the same one wait for
-    each other.
-
-    Raises:
-        CoreNotBuilt: it is missing, and there is no compiler, or that fails, or the folder cannot be written, or others
-            can write it.
-    """
+    each other. Raises CoreNotBuilt: it is missing, and there is no compiler, or that fails, or the folder cannot be
+    written, or others can write it."""
     path = folder() / f"{variant}.so"
     try:
         if _usable(path):
@@ -151,11 +147,7 @@ def _problem(path: Path, kind: Callable[[int], bool]) -> str:
 
 def platform_tag(libraries: Iterable[Path], usual: str) -> str:
     """Platform in the name of a wheel with these libraries, by PEP 600: what they need of the C library says which.
-
-    Args:
-        libraries: of one machine.
-        usual: the tag where they name no version of GNU's C library.
-    """
+    ``libraries``: of one machine; ``usual``: the tag where they name no version of GNU's C library."""
     names = b"\0".join(path.read_bytes() for path in libraries)
     needed = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?=[.\0])", names)]
     return f"manylinux_2_{max(_OLDEST_GLIBC, *needed)}_{machine()}" if needed else usual

@@ -53,11 +53,7 @@ class Tile:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the elements.
-
-        Raises:
-            ValueError: elements of less than eight bits.
-        """
+        """Type of the elements. Raises ValueError: elements of less than eight bits."""
         if self.view.element not in _TYPES:
             raise ValueError(f"tile {self.name} = elements {self.view.element}: must be of {', '.join(_TYPES)}")
         return np.dtype(_TYPES[self.view.element])
@@ -77,11 +73,8 @@ class Tile:
         return f"swizzle {16 << int(found[1])}B" if found else f"swizzle {self.view.swizzle or 'none'}"
 
     def places(self, part: int = 0) -> np.ndarray:
-        """Bytes at which elements begin, by coordinates: of shared memory, or 4 * (column + 65536 * lane).
-
-        Raises:
-            ValueError: a layout or a type that is not known.
-        """
+        """Bytes at which elements begin, by coordinates: of shared memory, or 4 * (column + 65536 * lane). Raises
+        ValueError: a layout or a type that is not known."""
         view, elements, first = self.view, offsets(self.view.layout), self.first + part * self.view.step
         if view.space == "tensor":
             return 4 * first + elements * self.dtype.itemsize

@@ -15,12 +15,8 @@ from cute_kernels.emulator.reports.sources import last_name, syntax_tree
 
 
 class Barriers:
-    """The mbarriers of a cluster, as reports have them.
-
-    Args:
-        states: all that are known.
-        place: of an instruction.
-    """
+    """The mbarriers of a cluster, as reports have them. ``states``: all that are known; ``place``: of an
+    instruction."""
 
     def __init__(self, states: Iterable[BarrierState], place: Callable[[Instruction], Place]) -> None:
         self._place = place

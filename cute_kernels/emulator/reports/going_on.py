@@ -19,11 +19,8 @@ from cute_kernels.emulator.reports.model import Diagnostic, Place
 @dataclass(frozen=True)
 class Suppression:
     """Reports that are left out: of a kind, and if a file is given, those of which a side is in it, at the line.
-
-    Attributes:
-        file: end of a path, whole parts of it: ``kernels/add.py`` or ``add.py``; "" for all.
-        line: 0 for all lines.
-    """
+    ``file``: end of a path, whole parts of it: ``kernels/add.py`` or ``add.py``; "" for all; ``line``: 0 for all
+    lines."""
 
     kind: str
     file: str = ""
@@ -31,11 +28,8 @@ class Suppression:
 
     @classmethod
     def of(cls, text: str) -> Suppression:
-        """``KIND[:FILE[:LINE]]``.
-
-        Raises:
-            ValueError: anything else, a kind that does not exist, or one after which execution cannot go on.
-        """
+        """``KIND[:FILE[:LINE]]``. Raises ValueError: anything else, a kind that does not exist, or one after which
+        execution cannot go on."""
         kind, _, rest = text.strip().partition(":")
         if kind not in KINDS or not KINDS[kind].detector:
             legal = ", ".join(name for name, each in KINDS.items() if each.detector)
@@ -64,12 +58,8 @@ class Suppression:
 
 
 def read(path: Path) -> list[Suppression]:
-    """Suppressions of a file: one a line, ``#`` begins a comment.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: naming the line that is none.
-    """
+    """Suppressions of a file: one a line, ``#`` begins a comment. Raises OSError: it cannot be read; ValueError: naming
+    the line that is none."""
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if text := line.partition("#")[0].strip():
@@ -146,9 +136,5 @@ def _identity(error: EmulatorError) -> Iterator[object]:
 
 
 def all_of(texts: Iterable[Suppression], files: Iterable[Path]) -> list[Suppression]:
-    """Suppressions of a command line and of its files.
-
-    Raises:
-        OSError, ValueError: as `read`.
-    """
+    """Suppressions of a command line and of its files. Raises OSError, ValueError: as `read`."""
     return [*texts, *(each for path in files for each in read(path))]

@@ -71,11 +71,8 @@ class Reporter:
 
     @contextlib.contextmanager
     def writing(self, outcome: Outcome) -> Iterator[Outcome]:
-        """The block is a command: it completes the outcome, which is written with all reports in the end.
-
-        Raises:
-            SystemExit: the program's own, which counts as the status.
-        """
+        """The block is a command: it completes the outcome, which is written with all reports in the end. Raises
+        SystemExit: the program's own, which counts as the status."""
         try:
             yield outcome
         except SystemExit as end:
@@ -96,11 +93,8 @@ class Reporter:
                 files.complain(f"cute-kernels: error: {error}")  # the status says what happened before
 
     def write_files(self, outcome: Outcome) -> None:
-        """Writes the files that were asked for, of what has been kept; each, whatever becomes of the others.
-
-        Raises:
-            OSError: naming those that could not be written.
-        """
+        """Writes the files that were asked for, of what has been kept; each, whatever becomes of the others. Raises
+        OSError: naming those that could not be written."""
         outputs = [
             (self.report_file, lambda: dumps(document(outcome, self.diagnostics))),
             (self.sarif_file, lambda: dumps(sarif.log(outcome, self.diagnostics))),

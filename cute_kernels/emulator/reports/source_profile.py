@@ -111,11 +111,7 @@ class Profile:
         return sum((line.counts for line in self.lines.values()), Counter())
 
     def table(self, mark: Callable[[str], str] = lambda row: row) -> SourceTable:
-        """The counts beside the source.
-
-        Args:
-            mark: as of `SourceTable`.
-        """
+        """The counts beside the source. ``mark``: as of `SourceTable`."""
         return SourceTable({place: line.counts for place, line in self.lines.items()}, _TITLES, mark)
 
     def document(self) -> dict[str, Any]:

@@ -47,11 +47,8 @@ class SourceTable:
         return any(count >= HOT * self.total[column] for column, count in counts.items() if count)
 
     def rows(self, without: str) -> list[str]:
-        """The table: files with most counts of the first column first.
-
-        Args:
-            without: what the row of counts without a line says.
-        """
+        """The table: files with most counts of the first column first. ``without``: what the row of counts without a
+        line says."""
         rows: list[str] = []
         for path, numbers in self._files().items():
             rows += ["", self._line("  ", "%", (self._titles[c] for c in self._shown), printable(path))]

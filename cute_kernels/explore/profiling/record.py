@@ -57,12 +57,8 @@ class WarpRecord:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Stamps of a launch.
-
-    Attributes:
-        plan: of the kernel, with the number of stamps that it was compiled for.
-        warps: one for each warp of the grid, by CTA and warp.
-    """
+    """Stamps of a launch. ``plan``: of the kernel, with the number of stamps that it was compiled for; ``warps``: one
+    for each warp of the grid, by CTA and warp."""
 
     plan: Plan
     warps: tuple[WarpRecord, ...]

@@ -59,11 +59,8 @@ class Instruction:
 
 
 def kernels(listing: str) -> dict[str, tuple[Instruction, ...]]:
-    """The instructions of every kernel of a listing, by the kernel's name.
-
-    Raises:
-        ValueError: the listing has none, or not the bytes of each instruction.
-    """
+    """The instructions of every kernel of a listing, by the kernel's name. Raises ValueError: the listing has none, or
+    not the bytes of each instruction."""
     found = {name: tuple(_instructions(lines)) for name, lines in _sections(listing).items()}
     if not any(found.values()):
         raise ValueError("the listing has no instructions with their bytes: nvdisasm -hex writes them")

@@ -73,11 +73,7 @@ class MachineCode:
         return lines
 
     def text(self, mark: Callable[[str], str] = lambda row: row) -> str:
-        """Counts beside the source, loops, findings.
-
-        Args:
-            mark: as of `SourceTable`.
-        """
+        """Counts beside the source, loops, findings. ``mark``: as of `SourceTable`."""
         head = f"machine code of {self.name or self.kernel}: {len(self.flow.code):,} instructions"
         shown: dict[SourcePlace | None, Counter[str]] = {}
         for place, counts in self.lines.items():
@@ -212,9 +208,6 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
 
 
 def machine_code(listing: str, ptx: str) -> list[MachineCode]:
-    """The kernels of a listing of `compile.disassemble`, of those that a PTX text has.
-
-    Raises:
-        ValueError: a listing without instructions.
-    """
+    """The kernels of a listing of `compile.disassemble`, of those that a PTX text has. Raises ValueError: a listing
+    without instructions."""
     return [MachineCode(name, code, ptx) for name, code in kernels(listing).items() if f".entry {name}(" in ptx]

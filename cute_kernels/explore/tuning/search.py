@@ -45,11 +45,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def check_counts(**counts: int) -> None:
-    """Refuses what is no integer, or below 1.
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-    """
+    """Refuses what is no integer, or below 1. Raises TypeError, ValueError: naming the argument."""
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name} is {type(value).__name__}: must be an integer")
@@ -58,22 +54,15 @@ def check_counts(**counts: int) -> None:
 
 
 def check_dtypes(**dtypes: torch.dtype) -> None:
-    """Refuses what is no type of elements.
-
-    Raises:
-        TypeError: naming the argument.
-    """
+    """Refuses what is no type of elements. Raises TypeError: naming the argument."""
     for name, value in dtypes.items():
         if not isinstance(value, torch.dtype):
             raise TypeError(f"{name} is {type(value).__name__}: must be torch.dtype")
 
 
 def device_at_hand(name: str) -> tuned.Device:
-    """The current CUDA device, for the function ``name`` that times kernels there.
-
-    Raises:
-        NotImplementedError: there is no CUDA device, or none that has a kernel.
-    """
+    """The current CUDA device, for the function ``name`` that times kernels there. Raises NotImplementedError: there is
+    no CUDA device, or none that has a kernel."""
     if not torch.cuda.is_available():
         raise NotImplementedError(f"{name} times kernels on a CUDA device, and there is none")
     choose_backend(torch.device("cuda"), "auto")
@@ -173,11 +162,8 @@ def calls_of(plan: Plan, operands: Operands) -> list[Callable[[tuple[int]], None
 
 
 def compared(plan: Plan, first: Plan, result: torch.Tensor, expected: torch.Tensor) -> None:
-    """Refuses a result, in FP32 and overwritten here, that is not the first plan's.
-
-    Raises:
-        RuntimeError: a plan computes something else.
-    """
+    """Refuses a result, in FP32 and overwritten here, that is not the first plan's. Raises RuntimeError: a plan
+    computes something else."""
     error = float(result.sub_(expected).norm() / expected.norm())
     if not error <= MAX_ERROR:
         raise RuntimeError(f"{plan.config} differs from {first.config} by {error:.3g} of the norm")
@@ -225,11 +211,8 @@ def interleaved(timers: Mapping[Key, Timer], rounds: int, seed: int = 0) -> dict
 
 
 def graph_timer(launch: Callable[[int, int], None]) -> Timer:
-    """Times launches in a CUDA graph, where no host time is in them.
-
-    Args:
-        launch: enqueues launch ``i`` on a stream, given as a handle; has run before.
-    """
+    """Times launches in a CUDA graph, where no host time is in them. ``launch``: enqueues launch ``i`` on a stream,
+    given as a handle; has run before."""
     single = replay_timer(launch, 1)
     single()
     return replay_timer(launch, max(1, min(_MAX_LAUNCHES, round(RUN_MS / max(single(), 1e-4)))))

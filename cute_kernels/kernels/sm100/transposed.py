@@ -474,10 +474,7 @@ class TransposedEpilogue:
     @abstractmethod
     def fetch(self, registers: cute.Tensor | None, row_block: Int32, position: Int32, held: Int32) -> Int32:
         """Before a tile: loads what the registers do not hold yet, for what `held` is of the tile before, -1 at first.
-
-        Returns:
-            A number for `finish` and for the next tile.
-        """
+        Returns a number for `finish` and for the next tile."""
 
     @abstractmethod
     def finish(

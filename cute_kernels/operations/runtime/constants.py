@@ -113,11 +113,7 @@ def keep_contents(tensor: torch.Tensor) -> None:
 
 class Identity:
     """Tells a tensor from all others, also from one whose contents its object gets by swapping, and keeps none alive.
-
-    Args:
-        tensor: the one.
-        at_death: called with one argument when the tensor dies, before its id can be another's.
-    """
+    ``tensor``: the one; ``at_death``: called with one argument when the tensor dies, before its id can be another's."""
 
     def __init__(self, tensor: torch.Tensor, at_death: Callable[[Any], None] | None = None) -> None:
         self._record = weakref.ref(_record_of(tensor), at_death)

@@ -15,12 +15,8 @@ from cute_kernels.plan import Plan
 
 
 def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = None) -> None:
-    """Enqueues the kernels of a plan on ``stream`` (the device's current stream when None) and returns at once.
-
-    Raises:
-        TypeError: an operand that the plan needs is missing.
-        RuntimeError: the CUDA runtime refused the launch.
-    """
+    """Enqueues the kernels of a plan on ``stream`` (the device's current stream when None) and returns at once. Raises
+    TypeError: an operand that the plan needs is missing; RuntimeError: the CUDA runtime refused the launch."""
     device = operands.device(plan)
     with torch.cuda.device(device):
         handle = (torch.cuda.current_stream(device) if stream is None else stream).cuda_stream
@@ -38,11 +34,7 @@ class BoundLaunch:
     """A compiled host function with the sizes of one plan filled in."""
 
     def __init__(self, plan: Plan, artifact: Artifact) -> None:
-        """Loads the kernel into every device.
-
-        Raises:
-            RuntimeError: the CUDA runtime refused it.
-        """
+        """Loads the kernel into every device. Raises RuntimeError: the CUDA runtime refused it."""
         self.plan = plan
         self._name = artifact.kernel_name
         self._function = artifact.function  # owns the machine code

@@ -37,10 +37,7 @@ def launch_facts(plan: Plan, artifact: Artifact) -> dict[str, Any]:
 
 def write(plan: Plan, output: Path) -> list[Path]:
     """Writes a plan's PTX to a file and its facts beside it, ``FILE.json``; of a chain ``FILE-1``, ``FILE-2``, ..
-
-    Raises:
-        OSError: a file that cannot be written, before anything is compiled.
-    """
+    Raises OSError: a file that cannot be written, before anything is compiled."""
     outputs = [output]
     if len(plan.launches) > 1:
         outputs = [output.with_stem(f"{output.stem}-{number + 1}") for number in range(len(plan.launches))]

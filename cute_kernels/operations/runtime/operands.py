@@ -51,10 +51,7 @@ class Operands(SimpleNamespace):
         return {operand.name: getattr(self, operand.name) for operand in plan.operands if operand.written}
 
     def device(self, plan: Plan) -> torch.device:
-        """Where all of them are.
-
-        Raises:
-            TypeError: an operand that the plan needs is missing, or there is one that it does not know.
-        """
+        """Where all of them are. Raises TypeError: an operand that the plan needs is missing, or there is one that it
+        does not know."""
         check_names(plan, vars(self))
         return next(iter(self.written(plan).values())).device

@@ -180,12 +180,8 @@ def call_facts(values: Sequence[Any]) -> tuple | None:
 
 
 class RepeatedCalls:
-    """Remembered calls of one operation.
-
-    Attributes:
-        calls: by everything that tells one from another and is not the address or the contents of a tensor.
-        plans: of calls whose constants change all the time, by their `call_facts`.
-    """
+    """Remembered calls of one operation. ``calls``: by everything that tells one from another and is not the address or
+    the contents of a tensor; ``plans``: of calls whose constants change all the time, by their `call_facts`."""
 
     def __init__(self, arguments: Sequence[Repeatable], scales: Sequence[ScaleProduct] = ()) -> None:
         self._arguments, self._scales = tuple(arguments), tuple(scales)

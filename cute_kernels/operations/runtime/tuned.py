@@ -50,14 +50,8 @@ def lookup(problem: Problem, device: Device) -> Config | None:
 
 
 def store(problem: Problem, device: Device, config: Config, microseconds: float) -> Path | None:
-    """Remembers a configuration.
-
-    Returns:
-        The file, or None where the disk cache is off.
-
-    Raises:
-        OSError: the file could not be written; this process remembers all the same.
-    """
+    """Remembers a configuration. Returns the file, or None where the disk cache is off. Raises OSError: the file could
+    not be written; this process remembers all the same."""
     with _LOCK:
         _KNOWN[problem, device] = config
         root = cache.directory()

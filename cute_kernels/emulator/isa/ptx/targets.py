@@ -156,11 +156,8 @@ def _number(version: str) -> tuple[int, ...]:
 
 def read_head(reader: Reader) -> tuple[str, str]:
     """Version and target of a module, whose directives stand first, in this order, and behind them the address size.
-
-    Raises:
-        UnsupportedPTX: one of them is missing, there is no such version, or it does not have the target; addresses of
-            32 bits.
-    """
+    Raises UnsupportedPTX: one of them is missing, there is no such version, or it does not have the target; addresses
+    of 32 bits."""
     reader.take(".version")
     token = reader.take()
     major, _, minor = token.text.partition(".")

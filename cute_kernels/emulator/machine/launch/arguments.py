@@ -28,12 +28,8 @@ def require_type(name: str, value: object, kinds: type | tuple[type, ...], neede
 
 
 def extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
-    """(x, y, z) of a launch shape: a positive integer or one to three of them.
-
-    Raises:
-        TypeError: something else than integers.
-        ValueError: another number of them, or one that is not positive.
-    """
+    """(x, y, z) of a launch shape: a positive integer or one to three of them. Raises TypeError: something else than
+    integers; ValueError: another number of them, or one that is not positive."""
     needed = "must be a positive integer or one to three of them (x, y, z)"
     try:
         if isinstance(shape, (bool, str, bytes, Mapping, Set)):
@@ -51,12 +47,8 @@ def extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
 
 
 def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
-    """The parameter block: parameters at their declared offsets.
-
-    Raises:
-        TypeError: neither bytes nor a sequence of them.
-        ValueError: number or sizes do not fit the declarations.
-    """
+    """The parameter block: parameters at their declared offsets. Raises TypeError: neither bytes nor a sequence of
+    them; ValueError: number or sizes do not fit the declarations."""
     raw = (bytes, bytearray, memoryview)
     listed = isinstance(params, Sequence) and not isinstance(params, str) and all(isinstance(p, raw) for p in params)
     if not isinstance(params, raw) and not listed:

@@ -144,14 +144,9 @@ class TensorMemory:
         self.relinquished = True
 
     def check_released(self, instructions: Sequence[Instruction] = ()) -> None:
-        """At the exit of the CTA: each allocation that is left is reported where it was made.
-
-        Args:
-            instructions: of the kernel.
-
-        Raises:
-            IllegalAccess: columns are still allocated (PTX ISA: all must be deallocated before the kernel exits).
-        """
+        """At the exit of the CTA: each allocation that is left is reported where it was made. ``instructions``: of the
+        kernel. Raises IllegalAccess: columns are still allocated (PTX ISA: all must be deallocated before the kernel
+        exits)."""
         for base, ncols in self.allocations.items():
             place, label = self._allocated_by.get(base, (-1, ""))
             name = WarpName.of(label)

@@ -37,12 +37,8 @@ class CopyUnit:
         cluster.engine.words[CONSTANTS["WORK_COPIES_ARRIVE"]] = self._arrival
 
     def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
-        """Does what the core asks for, one of `ASKED`.
-
-        Raises:
-            IllegalAccess: sizes and places that are illegal.
-            SharedMemoryRace, GlobalMemoryRace: an earlier access is not ordered before.
-        """
+        """Does what the core asks for, one of `ASKED`. Raises IllegalAccess: sizes and places that are illegal;
+        SharedMemoryRace, GlobalMemoryRace: an earlier access is not ordered before."""
         if what == CONSTANTS["MAKE_COPIES"]:
             copies = self._warps[warp] = LaneCopies()
             if warp.agent is not None:

@@ -135,12 +135,8 @@ def kind_codes(kind: str) -> ctypes.Structure:
 
 @functools.lru_cache(maxsize=256)
 def decode_instruction(kind: str, cta_group: int, descriptor: int) -> Instruction:
-    """Decodes an instruction descriptor (``core/descriptors.c``).
-
-    Raises:
-        UnsupportedPTX: sparsity, element types not implemented or that do not go with the accumulator.
-        IllegalAccess: a shape that does not exist.
-    """
+    """Decodes an instruction descriptor (``core/descriptors.c``). Raises UnsupportedPTX: sparsity, element types not
+    implemented or that do not go with the accumulator; IllegalAccess: a shape that does not exist."""
     if kind not in KINDS:
         raise UnsupportedPTX(f"tcgen05.mma.kind::{kind}; implemented are {', '.join(KINDS)}")
     fields = _MmaFields()
@@ -199,12 +195,9 @@ _SWIZZLES = tuple(SWIZZLES)  # by their numbers in the core
 
 @functools.lru_cache(maxsize=1024)
 def decode_matrix(descriptor: int) -> Matrix:
-    """Decodes a shared-memory matrix descriptor (``core/descriptors.c``).
-
-    Raises:
-        UnsupportedPTX: a reserved bit pattern, a base offset of a swizzled matrix, an absolute leading dimension, or a
-            pattern of 32-byte atoms that is entered in its middle.
-    """
+    """Decodes a shared-memory matrix descriptor (``core/descriptors.c``). Raises UnsupportedPTX: a reserved bit
+    pattern, a base offset of a swizzled matrix, an absolute leading dimension, or a pattern of 32-byte atoms that is
+    entered in its middle."""
     fields = _Matrix()
     wrong = library().matrix_fields(descriptor, ctypes.byref(fields))
     matrix = Matrix(fields.address, fields.leading, fields.stride, _SWIZZLES[fields.swizzle])

@@ -24,12 +24,9 @@ from cute_kernels.emulator.machine.units.matrix.tensor_mma import A_COLUMNS, QUA
 
 
 def multiply(mma: TensorMma, shared: ClusterMemory, memories: list[TensorMemory], arithmetic: Arithmetic) -> None:
-    """Computes the product and writes it to tensor memory.
-
-    Raises:
-        UnsupportedPTX: how such products are added is not known.
-        IllegalAccess: what it touches is not allocated or not initialised; scales differ between quarters of the lanes.
-    """
+    """Computes the product and writes it to tensor memory. Raises UnsupportedPTX: how such products are added is not
+    known; IllegalAccess: what it touches is not allocated or not initialised; scales differ between quarters of the
+    lanes."""
     fields, scaled = mma.fields, mma.record.scales
     sums = arithmetic.scaled_sums(mma.kind) if scaled else arithmetic.sums("tcgen05", fields.a_type.name, fields.d_type)
     mma.check(shared, memories)

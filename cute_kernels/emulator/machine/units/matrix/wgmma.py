@@ -223,12 +223,8 @@ class WgmmaUnit:
         self.cluster.ctas[fault.cta].shared.check_initialised(np.array(places), nbytes)
 
     def check_finished(self) -> None:
-        """At the end of the kernel.
-
-        Raises:
-            BarrierMisuse: an operation that some warp of a warpgroup never issued.
-            IllegalAccess: an operation that no warp waited for.
-        """
+        """At the end of the kernel. Raises BarrierMisuse: an operation that some warp of a warpgroup never issued;
+        IllegalAccess: an operation that no warp waited for."""
         error: EmulatorError
         by_order = sorted(self._issuers(), key=lambda each: each[2].order)  # reports name who issued first
         for index in dict.fromkeys(index for index, *_ in by_order):
