@@ -139,9 +139,6 @@ _DEMO_KERNELS = {"int8": "patch-embed-images", "fp8": "patch-embed", "bf16": "pa
 """Kernel of each precision of the demo."""
 
 
-# --- demo ------------------------------------------------------------------------------------------------------------
-
-
 def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "demo",
@@ -203,9 +200,6 @@ def _demo(options: argparse.Namespace) -> int:
     return 1 if mismatches else 0
 
 
-# --- plan ------------------------------------------------------------------------------------------------------------
-
-
 def _add_plan(commands: argparse._SubParsersAction, names: Sequence[str]) -> None:
     parser = commands.add_parser(
         "plan",
@@ -225,9 +219,6 @@ def _plan(options: argparse.Namespace) -> int:
     records = [{"name": name, "value": value} for name, value in rows]
     tables.show(options, records, [f"{name:{width}}  {value}" for name, value in rows])
     return 0
-
-
-# --- ptx -------------------------------------------------------------------------------------------------------------
 
 
 def _add_ptx(commands: argparse._SubParsersAction, names: Sequence[str]) -> None:
@@ -294,9 +285,6 @@ def _add_emulated(commands: argparse._SubParsersAction, name: str) -> None:
     parser.set_defaults(run=lambda _: extras.require("emulator", f"the command {name}"))
 
 
-# --- cache -----------------------------------------------------------------------------------------------------------
-
-
 def _add_cache(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "cache",
@@ -322,9 +310,6 @@ def _cache(options: argparse.Namespace) -> int:
     kernels = f"{number} kernels, {nbytes:,} bytes of at most {most:,} (CUTE_KERNELS_CACHE_MB),"
     print(f"{kernels} and {len(tuned.files())} tuned configurations in {root}")
     return 0
-
-
-# --- doctor ----------------------------------------------------------------------------------------------------------
 
 
 def _add_doctor(commands: argparse._SubParsersAction) -> None:

@@ -20,7 +20,6 @@ EXIT_STATUSES = command.exit_statuses(
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
     parser = command.add_program_command(
         commands,
         "debug",

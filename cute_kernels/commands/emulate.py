@@ -109,7 +109,6 @@ class _Script(argparse.Action):
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
-    """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
     parser = add_program_command(
         commands,
         "emulate",

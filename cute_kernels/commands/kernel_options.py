@@ -26,9 +26,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-# --- tunables --------------------------------------------------------------------------------------------------------
-
-
 def add_kernel(parser: argparse.ArgumentParser, *names: str) -> None:
     """``--arch`` and ``--set`` for the kernels of these operations; the plan judges the values."""
     lines, shown = [], {}
@@ -142,9 +139,6 @@ def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
         if kind is None or (kind is str and value not in kernel.fields[name].legal and not (is_open and value == OPEN)):
             return False
     return True
-
-
-# --- problems --------------------------------------------------------------------------------------------------------
 
 
 def add_plan(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:

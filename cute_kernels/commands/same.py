@@ -21,7 +21,6 @@ _PROGRAMS = (".py", ".ptx", ".cu")
 
 
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
-    """Adds the subcommand."""
     parser = commands.add_parser(
         "same",
         help="do two programs, or two configurations of a kernel, leave the same bits?",

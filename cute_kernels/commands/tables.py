@@ -14,7 +14,6 @@ from cute_kernels.common import files
 
 
 def add_formats(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     for name in FORMATS:
         help = f"write records as {name.upper()}; - prints them in place of text"
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=help)

@@ -23,7 +23,6 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--jobs`` alone."""
     parser.add_argument("--jobs", type=count, metavar="N", help=f"processes (default: {JOBS})")
 
 

@@ -230,8 +230,6 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="watches the parent", daemon=True).start()
 
 
-# --- clusters -------------------------------------------------------------------------------------------------------
-
 @contextlib.contextmanager
 def connect(address: str) -> Iterator[Executor]:
     """The workers of a cluster that is running, as an executor.

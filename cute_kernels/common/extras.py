@@ -51,7 +51,6 @@ def require(extra: str, user: str, modules: Iterable[str] | None = None) -> None
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs an extra."""
     return f"pip install 'cute-kernels[{extra}]'"
 
 

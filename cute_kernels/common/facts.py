@@ -18,7 +18,6 @@ def fact(rule: Callable[[Any], Any] = _of_subclass) -> Any:
 
 
 def number(rule: Callable[[Any], Any] = _of_subclass) -> Any:
-    """Declares a fact that is a number."""
     return property(rule)
 
 
@@ -28,5 +27,4 @@ def flag(rule: Callable[[Any], Any] = _of_subclass) -> Any:
 
 
 def text(rule: Callable[[Any], str] = _of_subclass) -> Any:
-    """Declares a fact that is a string."""
     return property(rule)

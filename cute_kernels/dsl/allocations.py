@@ -108,7 +108,6 @@ class Allocations:
 
     @classmethod
     def of_text(cls, text: str) -> Allocations:
-        """The allocations that `text` was of."""
         given = _tuples(json.loads(text))
         kinds = {"static": Allocation, "dynamic": Allocation, "views": View}
         return cls(**given | {name: tuple(kind(**each) for each in given[name]) for name, kind in kinds.items()})

@@ -265,7 +265,6 @@ def _origin() -> dict[str, object]:
 # --- file format: magic, length of header, header (JSON), sections, SHA-256 of everything before ----------------------
 
 def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
-    """The bytes of an entry."""
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
     texts = {name: v.text() if isinstance(v, Allocations) else v for name, v in values.items()}
     sections = {name: v.encode() if isinstance(v, str) else v for name, v in texts.items()}
@@ -322,8 +321,6 @@ def _sections(content: bytes, key: Hashable) -> dict[str, bytes]:
     return sections
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
 def read_private(path: Path) -> bytes:
     """The content of a regular file that only this user can write.
 
@@ -369,8 +366,6 @@ def write_whole(path: Path, content: bytes) -> None:
         os.unlink(temporary)
         raise
 
-
-# --- for people ------------------------------------------------------------------------------------------------------
 
 def directory_problem(root: Path) -> str:
     """Why an existing directory is not used as the cache; empty if it is."""

@@ -20,11 +20,7 @@ def offsets(layout: str) -> np.ndarray:
     """Elements from the beginning of a tensor to each of its coordinates: int64, with an axis for each mode.
 
     The operands and accumulators of an MMA, ``((rows, columns), rest, rest, ..)``, become the matrices that their tiles
-    lie in: ``[rows, columns, ..]``.
-
-    Raises:
-        ValueError: an extent or stride that only the running kernel knows.
-    """
+    lie in: ``[rows, columns, ..]``. Raises ValueError: an extent or stride that only the running kernel knows."""
     shape, _, stride = layout.partition(":")
     try:
         extents, steps = ast.literal_eval(shape), ast.literal_eval(stride)

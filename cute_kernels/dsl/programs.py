@@ -32,11 +32,8 @@ def compiling_for(
     ``note`` is as of `adapting_calls`, for calls of functions that are compiled as they are called.
 
     Object files hold no PTX, and those that were made inside could not be called with TVM-FFI: writing one, and calling
-    a function of one, raises ``unsupported``. Caches of such files stay as they are.
-
-    Raises:
-        ModuleNotFoundError, UnsupportedVersion: as `require`, of the versions that the emulator supports.
-    """
+    a function of one, raises ``unsupported``. Caches of such files stay as they are. Raises ModuleNotFoundError,
+    UnsupportedVersion: as `require`, of the versions that the emulator supports."""
     require(EMULATOR_VERSIONS)
     import cutlass.base_dsl.compiler
     import cutlass.cute.runtime

@@ -114,9 +114,6 @@ class Report:
         return [*lines, self.choice()]
 
 
-# --- models ----------------------------------------------------------------------------------------------------------
-
-
 def load(name: str, files: Sequence[Path], batch: int, *, pretrained: bool = False) -> Model:
     """A model on the CPU, with photographs.
 
@@ -195,9 +192,6 @@ def _of_timm(name: str, images: list[Image.Image], pretrained: bool) -> Model:
         {"x": raw},
         {"x": (raw / 255 - mean) / std},
     )
-
-
-# --- measurements ----------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -288,9 +282,6 @@ def _timer(call: Callable[[], Any]) -> search.Timer:
     timed(2)
     calls = max(1, min(100, round(_RUN_MS / timed(2))))
     return lambda: timed(calls)
-
-
-# --- picture ---------------------------------------------------------------------------------------------------------
 
 
 def draw(report: Report) -> Figure:

@@ -136,12 +136,9 @@ def kernel(
 def values_of(options: Iterable[str], *, program: bool) -> dict[str, list[str]]:
     """Values by field, from FIELD=VALUE,.. of a command line, as they are spelled; of ``3-6`` each number.
 
-    The names of a program's options are, too; those of tunables may have hyphens for underscores.
-    Where a semicolon stands, it separates values, which may have commas then: ``shape=64,64;128,128``.
-
-    Raises:
-        ValueError: a field varied twice.
-    """
+    The names of a program's options are, too; those of tunables may have hyphens for underscores. Where a semicolon
+    stands, it separates values, which may have commas then: ``shape=64,64;128,128``. Raises ValueError: a field varied
+    twice."""
     values: dict[str, list[str]] = {}
     for option in options:
         name, _, texts = option.partition("=")

@@ -186,9 +186,6 @@ def _together(*state: Any) -> tuple:
     return state
 
 
-# --- plans -----------------------------------------------------------------------------------------------------------
-
-
 def _planned(problem: Any, bases: tuple, arch: str, chosen: Mapping[str, Any] | None) -> tuple[Row, Plan | None]:
     """The row as far as its plan knows it, and that plan; None where it is refused."""
     row = Row(chosen or {}, arch=arch)
@@ -254,8 +251,6 @@ def _outputs_of_a_tile(plan: Plan) -> float:
     return rows * last.problem.n * getattr(last.problem, "batches", 1) / last.tiles
 
 
-# --- times on a GPU --------------------------------------------------------------------------------------------------
-
 def check_measurable(problem: Any) -> tuple[Any, Any]:
     """The operation that times a problem, and the GPU at hand. Raises NotImplementedError: there is no GPU with a
     kernel, or nothing times this kind of problem."""
@@ -273,11 +268,8 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
     """The rows with the median microseconds of each legal one, in CUDA graphs and in turn, on the GPU at hand.
 
     A configuration for another architecture than that GPU's has none. Results of all are compared with the first's.
-
-    Raises:
-        NotImplementedError: as `check_measurable`.
-        RuntimeError: a configuration computes something else than the first one.
-    """
+    Raises NotImplementedError: as `check_measurable`; RuntimeError: a configuration computes something else than the
+    first one."""
     import cute_kernels.explore.tuning.search as search
 
     operation, device = check_measurable(problem)

@@ -279,5 +279,4 @@ def no_graph(plan: Plan) -> Graph:
 
 
 def graph_of(plan: Plan) -> Graph:
-    """The graph of the kernel that a plan describes."""
     return pkgutil.resolve_name(plan.graph)(plan)

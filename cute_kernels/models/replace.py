@@ -323,11 +323,8 @@ class Library:
 
         What stands in place of a layer in an embedding whose forward is replaced (an adapter, hooks) is called by this
         package, so it counts as converted; an adapter around a layer that was replaced itself does not. A model that
-        was not converted takes raw uint8 pixels for normalised ones without an error.
-
-        Raises:
-            ModuleNotFoundError, TypeError, ValueError: as `convert`, for the model.
-        """
+        was not converted takes raw uint8 pixels for normalised ones without an error. Raises ModuleNotFoundError,
+        TypeError, ValueError: as `convert`, for the model."""
         return all(each.is_converted() for each in self.embeddings(model))
 
 

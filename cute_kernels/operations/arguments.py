@@ -26,8 +26,6 @@ from cute_kernels.operations.scales import split_scale
 from cute_kernels.plan import arch_of
 from cute_kernels.plan.config_codec import ConfigCodec
 
-# --- what executes a call --------------------------------------------------------------------------------------------
-
 Backend = Literal["auto", "emulator", "reference"]
 
 _SUPPORTED = (
@@ -62,8 +60,6 @@ def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emu
         )
     return "kernel"
 
-
-# --- the table --------------------------------------------------------------------------------------------------------
 
 _REQUIRED = object()
 """Default of a parameter that has none."""

@@ -283,8 +283,6 @@ def check_layout(plan: Plan, function: Any) -> None:
         raise RuntimeError(f"this version of CuTe DSL does not pass {', '.join(own)} as the tested ones do")
 
 
-# --- what the assembler made -----------------------------------------------------------------------------------------
-
 def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
     """Reads a cubin's resource usage with NVIDIA's `cuobjdump` (package ``nvidia-cuda-cuobjdump``). Raises
     MissingExtra: the tool is missing; RuntimeError: its report does not name the kernel."""

@@ -169,8 +169,6 @@ def layer_norm_linear(
     return out.view(*x.shape[:-1], n)
 
 
-# --- pieces ----------------------------------------------------------------------------------------------------------
-
 def _features(
     weight: torch.Tensor, norm_weight: torch.Tensor | None, norm_bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

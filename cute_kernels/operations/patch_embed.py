@@ -312,8 +312,6 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
 PATCH_EMBED = _PatchEmbed()
 
 
-# --- checks ----------------------------------------------------------------------------------------------------------
-
 def _index_problems(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor) -> Iterator[Exception]:
     if pos_embed is None:
         yield ValueError("pos_index is given and pos_embed is not: there is nothing to index")
@@ -329,8 +327,6 @@ def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
     if low < 0 or high >= positions:
         raise ValueError(f"pos_index has numbers from {low} to {high}: must be 0 to {positions - 1}")
 
-
-# --- operands --------------------------------------------------------------------------------------------------------
 
 def _tma_readable(rows: torch.Tensor) -> bool:
     """Whether rows are whole 16 bytes and begin on such."""

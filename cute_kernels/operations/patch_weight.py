@@ -140,11 +140,8 @@ class PatchWeight(torch.nn.Module):
     ) -> None:
         """Loads a whole state or nothing: buffers of different weights mean nothing together.
 
-        ``load_state_dict`` reports what does not fit as it does shapes that differ.
-
-        Raises:
-            ValueError: as `set_extra_state`.
-        """
+        ``load_state_dict`` reports what does not fit as it does shapes that differ. Raises ValueError: as
+        `set_extra_state`."""
         found = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         if "_extra_state" in found:
             self._checked_state(found["_extra_state"])

@@ -13,8 +13,6 @@ from typing import Any
 
 from cute_kernels.config import Typed
 
-# --- configurations as text -------------------------------------------------------------------------------------------
-
 OPEN = "auto"
 """How a field that is None is spelled."""
 
@@ -65,8 +63,6 @@ class ConfigCodec:
         """The inverse of `to_document`. Raises KeyError, TypeError, ValueError: something else."""
         return self._kind(document["kind"])(**document["config"])
 
-
-# --- settings of a command line --------------------------------------------------------------------------------------
 
 def parse_settings(kind: type[Typed], settings: Iterable[str], where: str) -> Any:
     """A configuration of ``kind`` from settings ``FIELD=VALUE``; None, for the plan's choice, where there is none.

@@ -87,7 +87,6 @@ FIELDS = {
 
 
 def checked_plan(problem: GemmProblem, config: Sm100GemmConfig, arch: base.Arch, sm_count: int) -> Sm100GemmPlan:
-    """The plan, or ValueError."""
     base.check_fields(config, FIELDS)
     plan = Sm100GemmPlan(problem, config, arch, sm_count)
     if plan.tmem_columns > arch.tmem_columns:

@@ -98,7 +98,6 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
 
 
 def checked_plan(problem: GemmProblem, config: Sm80GemmConfig, arch: Arch, sm_count: int) -> Sm80GemmPlan:
-    """The plan, or ValueError."""
     check_fields(config, FIELDS)
     require_fp8(arch.name, problem.in_dtype)
     if problem.out_dtype == "float8_e4m3fn" and arch.compute_capability < (8, 9):

@@ -113,7 +113,6 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 def checked_plan(
     problem: PatchEmbedImagesProblem, config: Sm80ImagesConfig, arch: base.Arch, sm_count: int
 ) -> Sm80ImagesPlan:
-    """The plan, or ValueError."""
     p = problem
     sides = tuple(size // base.ITEMSIZE[p.in_dtype] for size in COPIED_ROWS)
     base.require("patch", p.patch, sides, f"a row of a patch is {COPIED_ROWS} bytes, in pieces of 16")

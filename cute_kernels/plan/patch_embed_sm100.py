@@ -164,8 +164,6 @@ def shared_memory_clocks(plan: Sm100PatchEmbedPlan) -> int:
     return -(-plan.tiles // plan.clusters) * tile_wavefronts(plan)
 
 
-# --- the plan --------------------------------------------------------------------------------------------------------
-
 LINE = 128
 """Bytes of a line of shared and global memory."""
 
@@ -403,7 +401,6 @@ def default_config(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -
 def checked_plan(
     problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, arch: base.Arch, sm_count: int
 ) -> Sm100PatchEmbedPlan:
-    """The plan, or ValueError."""
     base.check_fields(config, FIELDS)
     check_stores(config)
     check_rows(problem, config)

@@ -41,7 +41,6 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
 def checked_plan(
     problem: PatchEmbedProblem, config: Sm80PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm80PatchEmbedPlan:
-    """The plan, or ValueError."""
     check_fields(config, FIELDS)
     require_fp8(arch.name, problem.in_dtype)
     plan = Sm80PatchEmbedPlan(problem, config, arch, sm_count)

@@ -118,7 +118,6 @@ FIELDS = {
 def checked_plan(
     problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: base.Arch, sm_count: int
 ) -> Sm90PatchEmbedPlan:
-    """The plan, or ValueError."""
     base.check_fields(config, FIELDS)
     divisors = tuple(i for i in range(1, config.tile_rows // 8 + 1) if config.tile_rows % (8 * i) == 0)
     base.require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
@@ -309,7 +308,6 @@ def _tile_positions(problem: PatchEmbedProblem, order: str, tile_rows: int, clus
 
 @functools.lru_cache(maxsize=4096)
 def default_config(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> Sm90PatchEmbedConfig:
-    """The configuration for a problem."""
     images = problem.m // max(problem.table_rows, 1)
     operations = 2 * problem.m * problem.n * problem.k / 1e12
     if operations >= POWER_LIMITED_TERA_OPERATIONS and images >= POWER_LIMITED.tile_rows and not problem.table_index:

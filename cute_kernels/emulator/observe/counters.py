@@ -35,7 +35,6 @@ class Counters:
         self._blocks: dict[str, list[int]] = {}
 
     def add(self, warps: Iterable[WarpState]) -> None:
-        """Adds what these warps executed."""
         for warp in warps:
             self.merge({warp.track: np.asarray(warp.counts[: len(self._sizes)]).tolist()})
 

@@ -32,7 +32,6 @@ class CoreMeter:
         self._counts: dict[str, np.ndarray] = {}
 
     def counts_for(self, warp: WarpState) -> None:
-        """Counts from now on for this warp."""
         if warp.track not in self._counts:
             self._counts[warp.track] = np.zeros((len(self._instructions), _METERS), _METER)
         self._header.meter, self._header.meter_rank = self._counts[warp.track].ctypes.data, warp.cta.rank

@@ -224,8 +224,6 @@ class ClusterTrace:
         if release is not None:
             self._arrow("release", release, (track, end))
 
-    # --- steps ------------------------------------------------------------------------------------------------------
-
     def now(self) -> int:
         """The step of the instruction that is being executed, or the next one when none is."""
         warp = self._warp
@@ -303,8 +301,6 @@ class ClusterTrace:
                 continue
             if wait.ready() if count is None else wait.ready_at(count):
                 waiting.release = origin
-
-    # --- events -----------------------------------------------------------------------------------------------------
 
     def _step(self, name: str, **details: object) -> tuple[Track, int]:
         """One step of the running warp. An instruction that does several things is one slice, its first."""

@@ -95,10 +95,7 @@ class _Diagnosis:
         named = tuple(arrays(self.ptx, self.kernel, self.error.launch)) if kernel is not None else ()
         return Evidence(self.error, waiting, self.place, lambda state: past.barrier(state).title, named, kernel)
 
-    # --- places -------------------------------------------------------------------------------------------------------
-
     def place(self, instruction: Instruction) -> Place:
-        """Where an instruction stands."""
         return self._at(instruction.line, instruction.text)
 
     def _at(self, line: int, text: str) -> Place:
@@ -135,8 +132,6 @@ class _Diagnosis:
             places = [Place(warps=(who,), lanes=other.lanes)]
         relation = _RELATIONS.get(other.verb, other.verb)
         return [Related(relation, tuple(places), other.what)] if places else []
-
-    # --- words --------------------------------------------------------------------------------------------------------
 
     def _fields(self) -> dict[str, str]:
         side, other, memory = self.facts.side, self.facts.other, self.facts.memory

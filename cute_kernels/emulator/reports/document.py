@@ -105,9 +105,6 @@ def _is_json(value: object) -> bool:
     return not isinstance(value, dict) or all(isinstance(n, str) and isinstance(v, int) for n, v in value.items())
 
 
-# --- parts of a report ----------------------------------------------------------------------------------------------
-
-
 def _diagnostic(diagnostic: Diagnostic) -> dict[str, Any]:
     return {
         "kind": diagnostic.kind,

@@ -48,9 +48,6 @@ def short_path(path: str) -> str:
     return os.path.relpath(absolute) if Path(absolute).is_relative_to(folder) else path
 
 
-# --- places ---------------------------------------------------------------------------------------------------------
-
-
 def _rows(diagnostic: Diagnostic, verbose: bool) -> Iterator[Row]:
     if diagnostic.waiting:
         for number, waiting in enumerate(diagnostic.waiting):
@@ -152,9 +149,6 @@ def _aligned(rows: list[Row]) -> list[str]:
         f"  {where:<{first}}   {text:<{second}}   {who}".rstrip() if text or who else f"  {where}"
         for where, text, who in rows
     ]
-
-
-# --- sentences ------------------------------------------------------------------------------------------------------
 
 
 def _sentences(diagnostic: Diagnostic, verbose: bool) -> Iterator[tuple[str, str]]:

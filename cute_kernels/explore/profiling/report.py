@@ -141,7 +141,6 @@ class ProfileReport:
         files.write_text(path, json.dumps(facts, indent=1) + "\n")
 
     def write_timeline(self, path: Path, clusters: int, tiles: int) -> None:
-        """Writes a timeline of some clusters, and of each warp some tiles."""
         emulated = self.device == "emulator"
         trace = timeline(self.profile, clusters=clusters, tiles=tiles, emulated=emulated)
         trace.write(path, EMULATED_AXIS if emulated else AXIS)

@@ -84,9 +84,6 @@ _SINGLE: Mapping[str, Callable[[Instruction], bool]] = {
 }
 
 
-# --- waits for loads -------------------------------------------------------------------------------------------------
-
-
 def _waits(flow: Flow) -> Iterator[Finding]:
     """One finding for each instruction that awaits loads too early, of the load that is complete last."""
     waited: dict[int, int] = {}  # clocks by instruction: a wait covers others that begin before its end

@@ -100,7 +100,6 @@ class MachineCode:
         return "\n".join(rows)
 
     def document(self) -> dict[str, Any]:
-        """The machine code and its findings as data for JSON."""
         return {
             "kernel": self.kernel,
             "name": self.name,
@@ -113,8 +112,6 @@ class MachineCode:
             ],
             "findings": [self._finding_document(found) for found in self.findings],
         }
-
-    # --- loops ---
 
     def _loop_document(self, loop: Loop) -> dict[str, Any]:
         code = list(self.flow.inside(loop))
@@ -146,8 +143,6 @@ class MachineCode:
             place = f"{'  ' * (loop.depth - 1)}{_short(facts['file'])}:{facts['line']}  {facts['text']}"
             rows.append((f"loop {number}", f"{facts['instructions']:,}", clocks, str(facts["mma"]), frequent, place))
         yield from _columns(rows)
-
-    # --- findings ---
 
     def _ptx(self, line: int) -> str:
         text = self._texts[line - 1] if 0 < line <= len(self._texts) else ""

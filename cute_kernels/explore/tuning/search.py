@@ -107,9 +107,6 @@ def tune(operation: Operation, problem: Any, candidates: int) -> Any:
     return best.config
 
 
-# --- what is timed ---------------------------------------------------------------------------------------------------
-
-
 def input_sets(operation: Operation, problem: Any, device: str = "cuda") -> list[Any]:
     """Random arguments of calls that have a problem and differ in the operation's rotated argument.
 
@@ -205,9 +202,6 @@ def interleaved(timers: Mapping[Key, Timer], rounds: int, seed: int = 0) -> dict
         for key in order:
             times[key].append(timers[key]())
     return {key: statistics.median(values) for key, values in times.items()}
-
-
-# --- on the device ---------------------------------------------------------------------------------------------------
 
 
 def graph_timer(launch: Callable[[int, int], None]) -> Timer:

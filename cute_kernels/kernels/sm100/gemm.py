@@ -111,8 +111,6 @@ class GemmEpilogue:
         return block + self.place.rank * 4 + self.warp % 4
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 class Sm100GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""
 

@@ -484,8 +484,6 @@ class Sm100PatchEmbedEpilogue:
         return warp % 4
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 @dataclass(frozen=True)
 class DeviceArguments:
     """Arguments of the kernel from the host function: TMA copies, layouts, table, scale and sizes.

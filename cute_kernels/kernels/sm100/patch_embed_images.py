@@ -146,8 +146,6 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
                 cute.autovec_copy(source, values[None, block, j])
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 

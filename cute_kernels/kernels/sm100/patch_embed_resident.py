@@ -182,8 +182,6 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
         cute.autovec_copy(self.table[None, self.staging.lane // 4, self.feature_block, table_row], values)
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 class Sm100ResidentKernel(RowsHost, TransposedKernel):
     """Host entry and kernel for one plan. Blocks of K are compiled in."""
 

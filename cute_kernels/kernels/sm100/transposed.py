@@ -266,8 +266,6 @@ class Mma:
             out.advance()
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 class WeightArguments(Protocol):
     """The weight in every kernel's arguments: ``[N, K]`` in memory, or its load into shared memory."""
 
@@ -322,7 +320,6 @@ class TransposedKernel:
 
     @cute.jit
     def run(self, args: WeightArguments, profile: cute.Pointer | None) -> None:
-        """The whole kernel."""
         plan = self.plan
         frame = enter(plan, self.graph, self.atoms(args))
         warp, place, pipes = frame.warp, frame.place, frame.pipes

@@ -174,8 +174,6 @@ class GatherMma(GemmMma):
         return min(grid_row, height - 1) * width + min(piece * plan.config.row_patches + patch, width - 1)
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 _SWIZZLES = {
     32: warpgroup.SmemLayoutAtomKind.K_SW32,
     64: warpgroup.SmemLayoutAtomKind.K_SW64,

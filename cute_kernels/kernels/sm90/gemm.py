@@ -50,8 +50,6 @@ class MmaTf32Op(warpgroup.MmaF16BF16Op):
             raise ValueError(f"shape_mnk = {self.shape_mnk}: must be K = {TF32_K}")
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 class Sm90GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""
 

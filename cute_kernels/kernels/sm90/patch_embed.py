@@ -208,8 +208,6 @@ class Sm90PatchEmbedEpilogue:
         cute.autovec_copy(self.table[None, self.staging.thread % 32 // 4, block, table_row], pair)
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 @dataclass(frozen=True)
 class DeviceArguments:
     """Arguments of the kernel from the host function: the instruction, the operands, and the stages of a tile."""

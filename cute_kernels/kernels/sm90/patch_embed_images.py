@@ -231,8 +231,6 @@ class Repack:
         return cute.make_tensor(cute.recast_ptr(target, dtype=Uint32), WORDS)
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 @dataclass(frozen=True)
 class DeviceArguments:
     """Arguments of the kernel from the host function: the instruction, and the operands."""

@@ -284,8 +284,6 @@ class WarpgroupStaging(StagingBuffer):
         cute.arch.barrier(barrier_id=self.staged, number_of_threads=128)
 
 
-# --- the kernel ------------------------------------------------------------------------------------------------------
-
 class Arguments(Protocol):
     """Arguments of every kernel: the instruction, and TMA copies, weight, table and sizes in tiles."""
 
@@ -368,7 +366,6 @@ class TransposedKernel:
 
     @cute.jit
     def run(self, args: Arguments, profile: cute.Pointer | None) -> None:
-        """The whole kernel."""
         plan, o = self.plan, args.operands
         warp_index, rank = warp_and_rank(plan)
         barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)

@@ -94,7 +94,6 @@ class PatchOptions:
         return _AUTOMATIC.get(weight) if self.precision == "auto" else self.precision
 
     def text(self) -> str:
-        """Options for `of_text`."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod

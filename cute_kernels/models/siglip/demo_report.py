@@ -82,9 +82,6 @@ def accuracy_table(columns: Sequence[Accuracy]) -> Table:
     return table
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RgbBasis:
     """Three principal components of a set of embeddings, and the range of each that becomes 0..1."""

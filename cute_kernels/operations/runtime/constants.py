@@ -257,7 +257,6 @@ class DerivedTensors:
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether this thread is inside `keep_nothing`."""
         return getattr(self._training, "on", False)
 
     @contextlib.contextmanager

@@ -89,7 +89,6 @@ class Environment:
 
 
 def inspect_environment() -> Environment:
-    """The environment of this process."""
     versions, duplicates = _distributions()
     gpus, torch_cuda, torch_error = _torch_gpus()
     cache_directory, cache_error = _cache_directory()
@@ -133,9 +132,6 @@ def lines_of(findings: Iterable[Finding]) -> list[str]:
         if finding.remedy:
             lines.append(f"{'':5}  {'':{width}}  -> {finding.remedy}")
     return lines
-
-
-# --- findings --------------------------------------------------------------------------------------------------------
 
 
 def _check_python(_: Environment) -> Iterable[Finding]:
@@ -283,9 +279,6 @@ def _check_cache(e: Environment) -> Iterable[Finding]:
         return
     number, nbytes = cache.entries(root)
     yield Finding("cache", "ok", f"{root}, {number} kernels, {nbytes / 1e6:.1f} MB")
-
-
-# --- observations ----------------------------------------------------------------------------------------------------
 
 
 def _distributions() -> tuple[dict[str, str], tuple[str, ...]]:

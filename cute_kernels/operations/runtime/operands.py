@@ -30,7 +30,6 @@ class Operands(SimpleNamespace):
     """
 
     def replace(self, **changes: torch.Tensor | float | None) -> Operands:
-        """Operands with these replaced."""
         return Operands(**(vars(self) | changes))
 
     def of(self, plan: Plan) -> Operands:
@@ -39,7 +38,6 @@ class Operands(SimpleNamespace):
         return Operands(**{name: value for name, value in vars(self).items() if name in names})
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The operands that are tensors, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
 
     def addresses(self) -> dict[str, Any]:

@@ -22,7 +22,6 @@ def watch(
 
 
 def watch_store(warp: Warp, lane: int, address: int, nbytes: int) -> None:
-    """Reports a store to shared memory by one lane."""
     tracker = warp.cluster.tracker
     if tracker is not None:
         tracker.generic(warp.agent, lane, "shared", np.array([address], np.int64), nbytes, True)

@@ -163,7 +163,6 @@ def lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> t
 
 
 def update_operands(parts: tuple[str, ...]) -> str:
-    """Operands of an atomic operation without a result."""
     data = "b, c" if "cas" in parts else data_operand("b", "T", parts)
     return f"[a], {data}{policy_operand(parts)}"
 

@@ -20,7 +20,6 @@ def integer_compare(relation: str, type_: str) -> PureOp:
 
 
 def _integers(block: BlockBuilder, instruction: Instruction, relation: str, type_: str) -> Value:
-    """Whether a relation of integers or bits holds."""
     a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
     return block.pure(integer_compare(_UNSIGNED.get(relation, relation), type_), a, b)
 

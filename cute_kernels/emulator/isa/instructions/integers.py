@@ -24,7 +24,6 @@ _BITS = ("b16", "b32", "b64", "pred")
 
 
 def storage(type_: str) -> str:
-    """Storage type of a PTX integer or bit type."""
     return type_ if type_ in DTYPES else CANONICAL[TYPE_BITS[type_]]
 
 
@@ -35,9 +34,6 @@ def apply(block: BlockBuilder, instruction: Instruction, op: PureOp) -> None:
     if block.context.is_uniform_of_tid(instruction):
         result = block.first_lane(result)
     block.define(instruction.operands[0], result)
-
-
-# --- addition, multiplication, division -----------------------------------------------------------------------------
 
 
 @functools.cache
@@ -124,9 +120,6 @@ def _one_operand(block: BlockBuilder, instruction: Instruction) -> None:
     """neg, abs, not."""
     name, type_ = instruction.parts
     apply(block, instruction, of_one_type(f"{name}_{type_}", storage(type_), 1))
-
-
-# --- bits -----------------------------------------------------------------------------------------------------------
 
 
 @family(*(f"{name}.{t}" for name in ("and", "or", "xor") for t in _BITS), operands="d, a, b")

@@ -111,9 +111,6 @@ def _address_value(block: BlockBuilder, operand: Operand, bits: int) -> Value:
     return block.pure(binary("add", f"u{bits}"), base, Constant(offset, bits))
 
 
-# --- anchors --------------------------------------------------------------------------------------------------------
-
-
 class Access(Anchor):
     """Loads or stores by lanes, or matrices of them, which the core performs whole; of equal addresses the highest
     lane's value stays.

@@ -52,9 +52,6 @@ def require_whole_warp(warp: Warp, mask: int, name: str) -> None:
         raise lanes_apart(warp, mask, name)
 
 
-# --- named barriers -------------------------------------------------------------------------------------------------
-
-
 def named_barrier(
     block: BlockBuilder, operation: str, operands: Sequence[Operand],
     predicate: Sequence[Value] = (), results: Sequence[tuple[str, bool]] = (),
@@ -114,16 +111,12 @@ def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
         block.operation("converge", members)
 
 
-# --- cluster barrier ------------------------------------------------------------------------------------------------
-
-
 def cluster_arrive(warp: Warp, mask: int, order: int) -> None:
     """barrier.cluster.arrive: each thread arrives once per phase."""
     warp.cluster.barrier.arrive(warp, mask, order)
 
 
 def cluster_wait(warp: Warp, mask: int, order: int) -> bool | None:
-    """barrier.cluster.wait."""
     barrier = warp.cluster.barrier
     generation = barrier.check_waits(warp, mask)
     if barrier.generation == generation:
@@ -145,9 +138,6 @@ def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.wait."""
     parts = instruction.parts[3:]
     block.call(cluster_wait, sync_order([*parts, "cluster"]), blocking=True)
-
-
-# --- mbarrier -------------------------------------------------------------------------------------------------------
 
 
 def each_lane(mask: int, *values: LaneValues) -> list[tuple[int, ...]]:
@@ -184,7 +174,6 @@ def _initialised_together(barriers: MBarriers, where: int, times: int) -> Barrie
 
 
 def mbarrier_inval(warp: Warp, mask: int, address: LaneValues) -> None:
-    """mbarrier.inval by each executing lane."""
     warp.cluster.progress += 1
     for (where,) in each_lane(mask, address):
         if warp.agent is not None:
@@ -274,9 +263,6 @@ def _mbarrier_pending_count(block: BlockBuilder, instruction: Instruction) -> No
     state = block.value(instruction.operands[1], 64)
     pending = block.pure(shift_by("shr", "u64", CONSTANTS["MBARRIER_PENDING"]), state)
     block.define(instruction.operands[0], block.resize(pending, 32))
-
-
-# --- others ---------------------------------------------------------------------------------------------------------
 
 
 def pause(warp: Warp, mask: int) -> bool | None:

@@ -30,9 +30,6 @@ def _cta_group(instruction: Instruction) -> int:
     return 2 if "cta_group::2" in instruction.parts else 1
 
 
-# --- allocation -----------------------------------------------------------------------------------------------------
-
-
 def alloc(warp: Warp, mask: int, destination: int, columns: int, cta_group: int) -> bool | None:
     """tcgen05.alloc: blocks while the columns are not free; with cta_group::2 a warp of each CTA of the pair takes part
     and each allocates in its own CTA (at equal addresses, since both CTAs allocate in the same order)."""
@@ -112,7 +109,6 @@ def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def relinquish(warp: Warp, mask: int) -> None:
-    """tcgen05.relinquish_alloc_permit."""
     require_whole_warp(warp, mask, "tcgen05.relinquish_alloc_permit")
     warp.cta.tmem.relinquish()
     if warp.agent is not None:
@@ -124,8 +120,6 @@ def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.relinquish_alloc_permit."""
     block.call(relinquish)
 
-
-# --- loads and stores -----------------------------------------------------------------------------------------------
 
 _MOVED = (
     "sync aligned 32x32b|16x64b|16x128b|16x256b|16x32bx2 x{1,2,4,8,16,32,64,128} pack::16b? b32; "
@@ -194,9 +188,6 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.fence: orders what is ordered anyway here; the detector is told."""
     before = instruction.parts[1] == "fence::before_thread_sync"
     block.operation("tensor_fence", order=int(before), watched=True)
-
-
-# --- matrix multiplication ------------------------------------------------------------------------------------------
 
 
 def _scales_of_a_row(parts: tuple[str, ...], kind: str) -> int:

@@ -119,7 +119,6 @@ class _Opcode:
         return _Opcode(kept, *types[-2:], operation, "sat" in parts, "add" in parts)
 
     def result(self, numbers: Numbers, x: Value, y: Value, bits: int) -> Value:
-        """Result of one lane."""
         value = self.operation(numbers, x, y)
         return numbers.clamp(value, bits, signed=self.kept == "s32") if self.saturates else value
 

@@ -56,9 +56,6 @@ _TYPES = {element.name: (kind, element) for kind in _KINDS for element in kind.t
 COMMIT, WAIT = "wgmma_commit", "wgmma_wait"  # operations of the core
 
 
-# --- mma_async ------------------------------------------------------------------------------------------------------
-
-
 def parse_form(instruction: Instruction) -> Form:
     """Reads the opcode and the immediate operands of a wgmma.mma_async."""
     shape, *saturate, d_type, a_name, b_name = instruction.parts[4:]
@@ -125,9 +122,6 @@ def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma is .aligned (PTX ISA); where lanes may have diverged, the mask says so when it executes."""
     if instruction.guard is not None:
         raise instruction.refuse("a guard on wgmma is not implemented")
-
-
-# --- groups ---------------------------------------------------------------------------------------------------------
 
 
 @family("wgmma.fence", destinations=0, operands="", qualifiers="sync aligned")

@@ -19,8 +19,6 @@ _MOST_PARAMETER_BYTES = 32764  # of a kernel (CUDA driver API, since compute cap
 _LINKING = (".visible", ".extern", ".weak", ".common")
 _DECLARATIONS = (*_LINKING, ".entry", ".func", ".shared", ".global", ".const")
 
-# --- module level ---------------------------------------------------------------------------------------------------
-
 
 @functools.lru_cache(maxsize=16)
 def parse(text: str) -> Module:
@@ -115,7 +113,6 @@ def _declaration(reader: Reader) -> Variable | Function | list[Token] | None:
 
 
 def _entry(reader: Reader, files: dict[int, str]) -> Body:
-    """Head of an entry, which stands in front of its body."""
     body = Body(reader.take().text, files)
     if reader.peek() == "(":
         reader.take()

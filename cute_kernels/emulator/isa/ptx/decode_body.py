@@ -44,9 +44,6 @@ _TAKE_CARRY = ("addc", "subc", "madc")
 _USED_BYTES = re.compile(r'"\s*used_bytes_mask\s+(\w+)\s*"')
 
 
-# --- kernel bodies --------------------------------------------------------------------------------------------------
-
-
 class Body:
     """A kernel body between the two passes."""
 

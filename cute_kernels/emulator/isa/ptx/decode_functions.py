@@ -164,11 +164,8 @@ class Call:
 def read_call(tokens: list[Token], functions: dict[str, Function], pointers: Container[str] = ()) -> Call | None:
     """The call that a statement is; None for any other statement, and for functions outside of the module.
 
-    By a register of ``pointers`` it is one of a `Function` without a body.
-
-    Raises:
-        UnsupportedPTX: the function cannot be expanded, or takes other numbers of values.
-    """
+    By a register of ``pointers`` it is one of a `Function` without a body. Raises UnsupportedPTX: the function cannot
+    be expanded, or takes other numbers of values."""
     at = 0
     if tokens[0].text == "@":
         at = 3 if [token.text for token in tokens[1:2]] == ["!"] else 2

@@ -56,6 +56,5 @@ class Statement:
 
 
 def make_tokens(line: int, *texts: str) -> list[Token]:
-    """Tokens that stand for a statement of this line."""
     kinds = dict.fromkeys(",@![]+", "sign")
     return [Token(kinds.get(text) or ("number" if text.isdecimal() else "name"), text, line) for text in texts]

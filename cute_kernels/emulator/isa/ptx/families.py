@@ -116,7 +116,6 @@ def find_family(instruction: Instruction) -> Family:
 
 
 def registers_of(operand: Operand) -> Iterator[str]:
-    """Names of all registers in an operand."""
     if isinstance(operand, Register):
         yield operand.name
     elif isinstance(operand, Vector):

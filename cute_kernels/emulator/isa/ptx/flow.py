@@ -87,10 +87,7 @@ def analyse(kernel: Kernel, block_shape: tuple[int, int, int], single: bool = Fa
     """Builds the flow graph of a kernel for one shape of the thread block.
 
     ``single``: each instruction is a block, which continues the one before where both would be in the same block.
-
-    Raises:
-        UnsupportedPTX: an unknown opcode, or an indirect branch.
-    """
+    Raises UnsupportedPTX: an unknown opcode, or an indirect branch."""
     blocks = _split(kernel, single)
     x, y, z = block_shape
     _live(kernel, blocks)
@@ -142,9 +139,6 @@ def walk(flow: Flow, at_entry: F) -> Iterator[tuple[F, Instruction, Block]]:
                 work.append(successor)
             elif before[successor].merge(facts):
                 work.append(successor)
-
-
-# --- blocks ---------------------------------------------------------------------------------------------------------
 
 
 def _target(kernel: Kernel, instruction: Instruction) -> int:

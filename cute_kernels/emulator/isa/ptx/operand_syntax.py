@@ -215,7 +215,6 @@ def _is_coordinate(operand: Operand, registers: Mapping[str, str]) -> bool:
 
 
 def is_type(part: str) -> bool:
-    """Whether a part of an opcode is a type."""
     return part in TYPE_BITS or part in HELD_IN
 
 

@@ -19,8 +19,6 @@ _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """A line of a source file."""
-
     path: str
     line: int
 

@@ -64,8 +64,6 @@ def _unseen(flow: Flow, blocks: tuple[int, ...], seen: set[int]) -> Iterator[tup
             yield index, flow.blocks[index].start
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-
 #: The first parts of opcodes that do nothing but compute their destinations from their operands.
 PURE = frozenset(
     "abs add addc and bfe bfi bfind bmsk brev clz cnot copysign cos cvt cvta div dp2a dp4a ex2 fma fns getctarank "

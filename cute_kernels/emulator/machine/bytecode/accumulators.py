@@ -74,8 +74,6 @@ class Accumulators:
                 for key in [key for key, age in ages.items() if age > node.anchor.order]:
                     del ages[key]
 
-    # --- wgmma.mma_async --------------------------------------------------------------------------------------------
-
     def emit(self, node: Node, index: int) -> None:
         """The wgmma of a node, the ``index``-th of its block."""
         emitter, anchor = self._emitter, node.anchor
@@ -122,8 +120,6 @@ class Accumulators:
         listed = program.list([len(program.wgmmas) - 1, *words, *fragments, *offsets])
         varying = sum(1 << bit for bit, value in enumerate(scalars) if not value.uniform)
         program.put("wgmma", b=listed, c=varying, imm=node.instruction.index << 32)
-
-    # --- what may be in flight --------------------------------------------------------------------------------------
 
     def restored(self, live_out: frozenset[str], nodes: Sequence[Node]) -> list[tuple[str, Value]]:
         """Registers that hold at the end of the block what they held before, and an accumulator in between."""

@@ -106,7 +106,6 @@ class Context:
         return uniform_function_of_tid(self.flow, instruction)
 
     def named_value(self, block: BlockBuilder, operand: Symbol | Special, bits: int) -> Value:
-        """The value of a symbol's address or of a special register."""
         if isinstance(operand, Special):
             return self._special(block, operand.name, bits)
         if operand.name in self.parameters:

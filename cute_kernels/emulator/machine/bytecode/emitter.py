@@ -55,8 +55,6 @@ class BlockEmitter:
         self._owned: dict[Key, list[tuple[int, int]]] = {}  # places to be freed when a value is not used any more
         self._scratch: list[tuple[int, int]] = []  # places for one node
 
-    # --- places -----------------------------------------------------------------------------------------------------
-
     def live(self, value: LiveIn) -> int:
         """Where a register or a warp's constant is."""
         name = value.variable
@@ -126,20 +124,15 @@ class BlockEmitter:
         self.program.put(f"lane_{_kind(value.bits)}", d=place, a=self.operand(value, True), c=CONSTANTS["FLAG"])
         return place
 
-    # --- exchange area ----------------------------------------------------------------------------------------------
-
     def write_row(self, index: int, value: Value, lanes: bool) -> None:
         self.program.reserve(index + 1)
         self.program.put(f"put_{_kind(value.bits)}", lanes=lanes, d=index, a=self.operand(value, lanes))
 
     def read_rows(self, results: Sequence[Result]) -> None:
-        """Reads results of a site."""
         self.program.reserve(len(results))
         for index, result in enumerate(results):
             place = self._places[result] if result in self._places else self.define(result)
             self.program.put(f"get_{_kind(result.bits)}", lanes=not result.uniform, d=place, a=index)
-
-    # --- emission ---------------------------------------------------------------------------------------------------
 
     def emit(self, live_out: frozenset[str], condition: Value | None) -> None:
         """Emits all nodes that matter and the stores of live registers."""
@@ -313,8 +306,6 @@ class BlockEmitter:
         imm = anchor.order | self.number << 8 | node.instruction.index << 32
         self.program.put(anchor.name, c=flags, imm=imm, **where)
 
-    # --- memory -----------------------------------------------------------------------------------------------------
-
     def _access(self, node: Node) -> None:
         anchor, program = node.anchor, self.program
         if anchor.values:
@@ -340,8 +331,6 @@ class BlockEmitter:
             return False
         self.program.put("parameters", a=count, b=size, c=self.program.list(elements), imm=place)
         return True
-
-    # --- registers --------------------------------------------------------------------------------------------------
 
     def put_aside(self, value: LiveIn | Result) -> None:
         """Copies what a register holds, which is about to be overwritten."""

@@ -178,9 +178,6 @@ class _Translator:
         self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=divergent, imm=meet)
 
 
-# --- running --------------------------------------------------------------------------------------------------------
-
-
 class Execution:
     """The code of one launch: what its warps share, with the exchange area and the sites that work on it. ``ptx``,
     ``kernel``, ``block``: as for `translate`; ``options``: which detectors look."""

@@ -118,8 +118,6 @@ class BlockBuilder:
         self._live: dict[str, LiveIn] = {}
         self._known: dict[Hashable, Value] = {}
 
-    # --- building -------------------------------------------------------------------------------------------------
-
     def bits_of(self, register: str) -> int:
         return TYPE_BITS[self.types[register]]
 
@@ -283,8 +281,6 @@ class BlockBuilder:
         values = [None if value is None else self.whole(value) for value in operands]
         given = [value for value in values if value is not None]
         return self.anchor(Operation(name, values, **more), results, given)
-
-    # --- what has to be computed -------------------------------------------------------------------------------------
 
     def finals(self, live_out: frozenset[str]) -> list[tuple[str, Value]]:
         """Registers of ``live_out`` that this block changes, with their values at its end."""

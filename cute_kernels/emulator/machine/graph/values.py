@@ -89,8 +89,6 @@ class Pack(Value):
 
 
 class Result(Value):
-    """A result of a node."""
-
     def __init__(self, node: Node, type_: str, uniform: bool) -> None:
         self.node, self.type, self.uniform = node, type_, uniform
         self.bits = STORED_BITS[type_]
@@ -117,8 +115,6 @@ class Anchor:
 
     effects = True
 
-
-# --- selection, packing, width ---------------------------------------------------------------------------------------
 
 NOT_PREDICATE = of_one_type("not_pred", "pred", 1)
 

@@ -90,7 +90,6 @@ class Finished:
 
 
 def lets_overlap(launch: CapturedLaunch) -> bool:
-    """Whether the kernel may let another launch begin before its own end."""
     return "griddepcontrol.launch_dependents" in launch.ptx
 
 

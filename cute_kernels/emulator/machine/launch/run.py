@@ -151,7 +151,6 @@ class _Work:
         self.places: set[tuple[str, int, str]] = set()
 
     def add(self, work: ClusterWork) -> None:
-        """Adds the work of a cluster."""
         self.counters.merge(work.executions)
         if self.meter is not None:
             self.meter.merge(work.meter)
@@ -163,7 +162,6 @@ class _Work:
         self.places |= work.places
 
     def report(self, seconds: float, processes: int, one_process: str) -> Report:
-        """The report of the launch; arguments as of `Report`."""
         units, counters = None, self.counters
         if self.meter is not None:
             ctas = self.clusters * math.prod(self.launch.cluster)

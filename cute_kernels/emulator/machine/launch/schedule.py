@@ -106,7 +106,6 @@ _SMALL_SEEDS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose a schedule."""
     parser.add_argument("--seed", type=seed_of, default=0, help="seed of the schedule (default: %(default)s)")
     parser.add_argument(
         "--completion", choices=COMPLETIONS, default="eager",
@@ -155,7 +154,6 @@ def seed_of(text: str) -> int:
 
 
 def of_arguments(parsed: argparse.Namespace) -> Schedule:
-    """The schedule that the options of `add_arguments` choose."""
     return Schedule(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Schedule)})
 
 

@@ -314,8 +314,6 @@ class Scheduler:
                 "limit",
             )
 
-    # --- reports --------------------------------------------------------------------------------------------------
-
     def hang(self) -> NoReturn:
         """Raises Hang: the cluster is stuck for ever."""
         why, kind = self.stuck.args

@@ -153,8 +153,6 @@ class MBarriers:
         self.slots[rank][offset // 8] = 0
         self._memory.ctas[rank].unprotect(offset)
 
-    # --- operations, for units ---------------------------------------------------------------------------------------
-
     def complete_tx(self, address: int, nbytes: int) -> None:
         """``nbytes`` bytes arrived. They may arrive before the expect_tx of the same phase."""
         self.apply(CONSTANTS["COMPLETE_TX"], address, nbytes)
@@ -174,8 +172,6 @@ class MBarriers:
         """Raises what an operation of the core has come upon."""
         error, self.error = self.error, None
         raise error
-
-    # --- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _report(self, what: int) -> int:
         """Answers the core, which calls this: 0 to go on."""
@@ -219,12 +215,9 @@ class MBarriers:
         """At the end of the kernel, when nothing is in flight.
 
         A phase of which all arrivals have come and bytes have not is what a producer leaves that acquires a stage to
-        see it free, as the tail of FlashAttention-4's loads does: it announces bytes that it does not load.
-
-        Raises:
-            BarrierMisuse: a phase that has begun is not complete: bytes and arrivals are missing, or (``strict``)
-                either alone; or bytes have come that nobody announced.
-        """
+        see it free, as the tail of FlashAttention-4's loads does: it announces bytes that it does not load. Raises
+        BarrierMisuse: a phase that has begun is not complete: bytes and arrivals are missing, or (``strict``) either
+        alone; or bytes have come that nobody announced."""
         for barrier in self:
             words = barrier.words
             unsound = words.tx < 0 or (words.tx > 0 and words.pending > 0)
@@ -260,7 +253,6 @@ class MBarriers:
         return BarrierState(*place, *numbers, True, init, barrier.initialiser, self._arriver(words.arriver))
 
     def states(self) -> tuple[BarrierState, ...]:
-        """`state` of all."""
         return tuple(self.state(address) for address in self._barriers)
 
     def past(self) -> Past:

@@ -52,7 +52,6 @@ class RegisterPool:
         return 32 * max(count - self.held[warp], 0)
 
     def has_room(self, warp: int, count: int) -> bool:
-        """Whether a warp can have ``count`` per thread now."""
         return self.lacks(warp, count) <= self.free()
 
     def describe(self, warp: int, count: int) -> str:

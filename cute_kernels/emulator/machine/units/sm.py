@@ -458,7 +458,6 @@ class Cluster:
         return self._launch.take_cluster(Step(self.index, "c", next(self._requests)))
 
     def exit(self, warp: Warp) -> None:
-        """A warp finished."""
         del self.running[warp]
         if self.tracker is not None:
             self.tracker.exits.exit(warp.agent)
@@ -468,13 +467,10 @@ class Cluster:
             self.barriers.cta(warp.cta.rank).exited = True
 
     def finish(self) -> None:
-        """All warps have exited: asynchronous work completes, and what was left undone is reported.
-
-        Raises:
-            IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was in use.
-            BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase,
-                with bytes and arrivals outstanding or (`Options.strict`) either alone.
-        """
+        """All warps have exited: asynchronous work completes, and what was left undone is reported. Raises
+        IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was in use; BarrierMisuse:
+        a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase, with bytes and
+        arrivals outstanding or (`Options.strict`) either alone."""
         unobserved = list(self.bulk.unobserved())
         self.engine.drain()
         self.wgmma.check_finished()

@@ -56,8 +56,6 @@ class TensorMma:
         self.text = f"tcgen05.mma.cta_group::{record.group}.kind::{self.kind} issued by {label}"
         self.ranks = range(record.rank, record.rank + record.group)
 
-    # --- what it says -------------------------------------------------------------------------------------------------
-
     @property
     def fields(self) -> Instruction:
         """Fields of its instruction descriptor; raises UnsupportedPTX or IllegalAccess where that is illegal."""
@@ -107,8 +105,6 @@ class TensorMma:
         """First column and number of columns of the scales of `A` or `B`, each 32 rows in one."""
         address, rows = (self.record.scale_b, self.width) if which == B else (self.record.scale_a, self.rows)
         return split_address(address)[1], -(-rows // QUARTER)
-
-    # --- what is wrong ------------------------------------------------------------------------------------------------
 
     def refuse(self, fault: ctypes.Structure, memory: ClusterMemory) -> None:
         """Raises the error of an MMA that breaks a rule."""

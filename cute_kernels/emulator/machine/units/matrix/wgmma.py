@@ -170,8 +170,6 @@ class WgmmaUnit:
         text = operation_text(form, work.warpgroup // self._of_cta, range(WARPS))
         return AsyncOp(queue, None, text, yields=True, name=form.name)
 
-    # --- what is wrong ------------------------------------------------------------------------------------------------
-
     def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
         """Raises what the core finds wrong, a key of `FAULTS`, or reports it.
 
