@@ -30,13 +30,7 @@ from cute_kernels.operations.runtime import gpu
 from cute_kernels.operations.runtime.constants import DERIVED, in_autograd_function
 from cute_kernels.operations.runtime.devices import device_facts, tuned_config
 from cute_kernels.operations.runtime.operands import Operands
-from cute_kernels.operations.runtime.repeat import (
-    PLAIN_TENSORS,
-    Repeatable,
-    RepeatedCalls,
-    ScaleProduct,
-    call_facts,
-)
+from cute_kernels.operations.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct, call_facts
 from cute_kernels.operations.sharding import Shape, Sharding, register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
 

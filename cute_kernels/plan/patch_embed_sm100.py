@@ -12,14 +12,7 @@ from typing import ClassVar
 from cute_kernels.common.facts import fact, number, text
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import b200, base
-from cute_kernels.plan.patch_embed import (
-    EPILOGUE,
-    FLAT_ROWS,
-    ORDER,
-    PatchEmbedPlan,
-    check_capacity,
-    check_order,
-)
+from cute_kernels.plan.patch_embed import EPILOGUE, FLAT_ROWS, ORDER, PatchEmbedPlan, check_capacity, check_order
 from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, RowTiles
 

@@ -15,16 +15,7 @@ from cute_kernels.emulator.isa.ptx.program import Instruction, Vector
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Anchor, Value
-from cute_kernels.emulator.machine.units.matrix.operands import (
-    BF16,
-    E4M3,
-    E5M2,
-    F16,
-    S8,
-    TF32,
-    U8,
-    ElementType,
-)
+from cute_kernels.emulator.machine.units.matrix.operands import BF16, E4M3, E5M2, F16, S8, TF32, U8, ElementType
 from cute_kernels.emulator.machine.units.matrix.wgmma import Form
 
 

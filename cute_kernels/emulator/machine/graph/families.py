@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cute_kernels.emulator.isa.ptx import families
-from cute_kernels.emulator.isa.ptx.families import (
-    Family,
-    Operands,
-    Varies,
-    find_prefix,
-    varies_with_operands,
-)
+from cute_kernels.emulator.isa.ptx.families import Family, Operands, Varies, find_prefix, varies_with_operands
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 
