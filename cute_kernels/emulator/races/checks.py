@@ -85,7 +85,10 @@ class RaceChecks:
         self.reported: set[tuple[object, ...]] = set()  # reports after which execution went on
         self.lane = 0
 
+    # --- warps --------------------------------------------------------------------------------------------------------
+
     def make_agent(self, rank: int, live: int, label: str) -> Agent:
+        """The agent of a warp."""
         kinds = ("load", "store", "tcgen05.ld", "tcgen05.st")
         text = self.epochs.text(*(f"{kind} of {label}" for kind in kinds))
         flow, number = self.launch.flow, len(self.agents)
@@ -108,6 +111,8 @@ class RaceChecks:
     def barrier_facts(self, address: int) -> dict[str, BarrierState]:
         """The mbarrier of a fault."""
         return {} if self.barriers is None else {"barrier": self.barriers.state(address)}
+
+    # --- what the core asks -------------------------------------------------------------------------------------------
 
     def _found(self, address: int) -> Shadow | Plane:
         """The shadow, or the plane of tensor memory, that is there."""
@@ -168,6 +173,8 @@ class RaceChecks:
         row = self.abroad.known(known).get(int(self.epochs.clusters[number]))
         column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
         return row is not None and column < len(row) and bool(self.epochs.clocks[number] <= row[column])
+
+    # --- reports ------------------------------------------------------------------------------------------------------
 
     def _report_late(self, what: int, conflict: ctypes.Structure, access: ctypes.Structure) -> None:
         earlier = "wrote" if conflict.wrote else "read"

@@ -122,6 +122,9 @@ def _reached(
     return [instructions[index] for index in sorted(found)]
 
 
+# --- loads, stores and atomics --------------------------------------------------------------------------------------
+
+
 def _by_thread(instruction: Instruction, write: bool) -> bool:
     """Whether it is a load (a store or atomic) through the generic proxy that takes effect at once."""
     parts = instruction.parts
@@ -166,6 +169,9 @@ def _synchronises(instruction: Instruction) -> bool:
     if parts[0] in ("fence", "membar"):
         return "mbarrier_init" not in parts and ("proxy" not in parts or any("async" in part for part in parts))
     return parts[:2] in (("tcgen05", "commit"), ("wgmma", "mma_async"))
+
+
+# --- tensor memory --------------------------------------------------------------------------------------------------
 
 
 def _pipelined(instruction: Instruction, access: Access) -> bool:

@@ -146,6 +146,7 @@ class Agent:
 
     @property
     def fenced(self) -> bool:
+        """Whether there has been a fence."""
         return self.words[_FENCED_ORDER] >= 0
 
     def changed(self) -> None:
@@ -175,6 +176,8 @@ class Agent:
         if not point.acquired(self, order):
             library().agent_acquire(self.block_address, point.address, order)
 
+    # --- fences and synchronisation inside the warp -------------------------------------------------------------------
+
     def fence(self, mask: int, order: Order) -> None:
         """fence.acq_rel or stronger."""
         library().agent_fence(self.block_address, mask, order)
@@ -188,6 +191,7 @@ class Agent:
         return column, self.inits
 
     def fence_init(self) -> None:
+        """fence.mbarrier_init."""
         self.words[_FENCED_INITS] = self.inits
 
     def new_load(self, index: int) -> None:

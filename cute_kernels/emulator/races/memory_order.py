@@ -60,6 +60,7 @@ def orders(number: int) -> Strength:
 
 @functools.lru_cache(maxsize=512)
 def lane_vector(mask: int) -> np.ndarray:
+    """Lanes of a mask."""
     return np.flatnonzero(block_lanes(mask)).astype(np.int32)
 
 

@@ -25,6 +25,8 @@ _VERBS = {
 class PointRaces(RaceChecks):
     """The part of the detector that knows synchronisation points."""
 
+    # --- synchronisation ----------------------------------------------------------------------------------------------
+
     def point(self, ranks: int | None = None) -> SyncPoint:
         """A new synchronisation point, for a barrier of so many CTAs (None: of the cluster)."""
         return SyncPoint(self.columns, self.ranks if ranks is None else ranks)
@@ -57,6 +59,7 @@ class PointRaces(RaceChecks):
         return bool(agent.order(FULL)[column] >= clock)
 
     def named_point(self) -> SyncPoint:
+        """A new synchronisation point, for a named barrier."""
         point = self.point(1)
         point.follow(self.agents)
         return point
@@ -89,6 +92,8 @@ class PointRaces(RaceChecks):
             verb = _VERBS.get(fault.operation, "an arrival")
             return self.before_init(address, f"{verb} of {agent.label}", agent, fault.column, fault.clock)
         return phases.fault(self, what, fault, agent)
+
+    # --- strong operations on memory ----------------------------------------------------------------------------------
 
     def strong(
         self, agent: Agent, mask: int, space: str, addresses: list[int], acquire: int | None, release: int | None

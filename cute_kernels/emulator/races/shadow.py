@@ -168,6 +168,7 @@ class Plane:
 
     @property
     def reads(self) -> list[np.ndarray]:
+        """The layers of readers."""
         for layer in range(len(self._views), int(self.block[self._first + _PLANE["layer_count"]])):
             self._views.append(self._store[layer])
         return self._views

@@ -192,6 +192,8 @@ class SyncPoint:
     def initialised(self, event: tuple[int, int]) -> None:
         self._words[_INIT], self._words[_INIT + 1] = event
 
+    # --- what it passes on --------------------------------------------------------------------------------------------
+
     def complete(self, phase: int = 0) -> None:
         """The phase is complete: what was gathered is available."""
         library().point_complete(self.address, phase)
@@ -206,6 +208,8 @@ class SyncPoint:
             self._words[_STREAMS], self._words[_STREAM_ROOM] = self._streams.ctypes.data, len(self._streams)
         self._streams[count] = column
         self._words[_STREAM_COUNT] = count + 1
+
+    # --- who waited, copied, arrived ----------------------------------------------------------------------------------
 
     def follow(self, agents: Sequence[Numbered]) -> None:
         """From now on it is known what these warps, numbered in this order, do with the barrier."""

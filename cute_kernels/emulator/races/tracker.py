@@ -57,6 +57,8 @@ class RaceTracker(PointRaces):
         self.tensor = TensorRaces(self)
         self._in_time: dict[tuple[SyncPoint, int], tuple[int, int]] = {}  # `_phase_lacking`: phase, clock of an issue
 
+    # --- generic accesses ---------------------------------------------------------------------------------------------
+
     def generic(
         self, agent: Agent, lanes: Lanes, space: str, addresses: np.ndarray, nbytes: int, write: bool,
         strong: bool = False,
@@ -144,6 +146,8 @@ class RaceTracker(PointRaces):
         found = self.launch.shadow(index)
         return [] if found is None else [(found[0], addresses - found[1])]
 
+    # --- asynchronous accesses ----------------------------------------------------------------------------------------
+
     def operation(self, column: int, clock: int, text: str, reduces: bool = False) -> Operation:
         """An operation issued by the entered lane, of a stream and with its clock there.
 
@@ -157,8 +161,11 @@ class RaceTracker(PointRaces):
 
     def async_read(self, rank: int, offsets: Offsets, nbytes: int, operation: Operation) -> None:
         """The operation reads shared memory: one range (int offset), or ``nbytes`` at each of an array of offsets.
-        Raises SharedMemoryRace: what it reads was written, and that is not ordered before; ProxyFenceMissing: it is
-        ordered, but was written through the generic proxy and not fenced since."""
+
+        Raises:
+            SharedMemoryRace: what it reads was written, and that is not ordered before.
+            ProxyFenceMissing: it is ordered, but was written through the generic proxy and not fenced since.
+        """
         self.looking, self.stand = operation, None
         self.unit.async_read(self.shared[rank], offsets, nbytes, operation, Row.PROXY, 0)
         if self.agent is not None and rank != self.agent.rank:
@@ -169,6 +176,8 @@ class RaceTracker(PointRaces):
         fence = Row.PROXY if self.strict and not operation.generic else None
         self.looking, self.stand = operation, None
         self.unit.async_write(self.shared[rank], offsets, nbytes, operation, fence, 0)
+
+    # --- tensor maps in global memory ---------------------------------------------------------------------------------
 
     def load_reads_map(self, agent: Agent, copy: ctypes.Structure, text: str) -> tuple[int, int]:
         """A load (`BulkCopy`) reads a tensor map: column and clock of that read.
@@ -199,6 +208,8 @@ class RaceTracker(PointRaces):
         granules = copy.other + np.arange(0, MAP_BYTES, GRANULE, dtype=np.int64)
         for shadow, offsets in self._regions(granules, GRANULE):
             self.unit.note(shadow, offsets, GRANULE, identity, False, column, self.cluster)
+
+    # --- copies that signal an mbarrier -------------------------------------------------------------------------------
 
     def copy(self, signal: int, text: str, reduces: bool = False, generic: bool = False) -> Operation:
         """A copy whose completion the mbarrier at ``signal`` tells; it is complete at `complete_copy`."""
@@ -267,6 +278,8 @@ class RaceTracker(PointRaces):
 
     def _instruction(self, place: int) -> Instruction | None:
         return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
+
+    # --- bulk groups --------------------------------------------------------------------------------------------------
 
     def bulk_columns(self, agent: Agent, lane: int) -> tuple[int, int]:
         """The streams of a lane's bulk groups: reads, writes."""
