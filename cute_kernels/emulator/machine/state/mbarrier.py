@@ -112,9 +112,12 @@ class MBarriers:
         return self.tables.completions
 
     def init(self, address: int, count: int, who: str = "", at: int = -1) -> None:
-        """mbarrier.init, the instruction of index ``at``: phase 0, ``count`` pending arrivals, no pending bytes. Raises
-        BarrierMisuse: count outside 1..2^20-1, or a live barrier there (PTX ISA: invalidate it first); IllegalAccess:
-        address not 8-byte aligned or out of bounds."""
+        """mbarrier.init, the instruction of index ``at``: phase 0, ``count`` pending arrivals, no pending bytes.
+
+        Raises:
+            BarrierMisuse: count outside 1..2^20-1, or a live barrier there (PTX ISA: invalidate it first).
+            IllegalAccess: address not 8-byte aligned or out of bounds.
+        """
         if address % 8:
             raise IllegalAccess(f"mbarrier at {address:#x} is not 8-byte aligned")
         if not 1 <= count <= MAX_COUNT:
@@ -153,6 +156,8 @@ class MBarriers:
         self.slots[rank][offset // 8] = 0
         self._memory.ctas[rank].unprotect(offset)
 
+    # --- operations, for units ---------------------------------------------------------------------------------------
+
     def complete_tx(self, address: int, nbytes: int) -> None:
         """``nbytes`` bytes arrived. They may arrive before the expect_tx of the same phase."""
         self.apply(CONSTANTS["COMPLETE_TX"], address, nbytes)
@@ -172,6 +177,8 @@ class MBarriers:
         """Raises what an operation of the core has come upon."""
         error, self.error = self.error, None
         raise error
+
+    # --- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _report(self, what: int) -> int:
         """Answers the core, which calls this: 0 to go on."""
@@ -215,9 +222,12 @@ class MBarriers:
         """At the end of the kernel, when nothing is in flight.
 
         A phase of which all arrivals have come and bytes have not is what a producer leaves that acquires a stage to
-        see it free, as the tail of FlashAttention-4's loads does: it announces bytes that it does not load. Raises
-        BarrierMisuse: a phase that has begun is not complete: bytes and arrivals are missing, or (``strict``) either
-        alone; or bytes have come that nobody announced."""
+        see it free, as the tail of FlashAttention-4's loads does: it announces bytes that it does not load.
+
+        Raises:
+            BarrierMisuse: a phase that has begun is not complete: bytes and arrivals are missing, or (``strict``)
+                either alone; or bytes have come that nobody announced.
+        """
         for barrier in self:
             words = barrier.words
             unsound = words.tx < 0 or (words.tx > 0 and words.pending > 0)
@@ -253,6 +263,7 @@ class MBarriers:
         return BarrierState(*place, *numbers, True, init, barrier.initialiser, self._arriver(words.arriver))
 
     def states(self) -> tuple[BarrierState, ...]:
+        """`state` of all."""
         return tuple(self.state(address) for address in self._barriers)
 
     def past(self) -> Past:
