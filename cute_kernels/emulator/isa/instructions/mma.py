@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cute_kernels.emulator.isa.instructions.mma_kinds import GRAMMAR, kind_of, kind_operands, lower_kind
+from cute_kernels.emulator.isa.instructions.mma_kinds import GRAMMAR, SPARSE_GRAMMAR, kind_of, kind_operands, lower_kind
 from cute_kernels.emulator.isa.instructions.sync import require_whole_warp
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.isa.ptx.program import Instruction, items_of
@@ -88,16 +88,17 @@ def _operands(parts: tuple[str, ...]) -> str:
     return ", ".join(lists) + ", {e}1:b32, f:imm" * sparse
 
 
+@family("mma.sp.sync.aligned", varies=always_varies, operands=_operands, qualifiers=_grammar(SPARSE_SHAPES))
 @family(
-    "mma.sp.sync.aligned", "mma.sp::ordered_metadata.sync.aligned", varies=always_varies, operands=_operands,
-    qualifiers=_grammar(SPARSE_SHAPES),
+    "mma.sp::ordered_metadata.sync.aligned", varies=always_varies, operands=_operands,
+    qualifiers=f"{_grammar(SPARSE_SHAPES)}; {SPARSE_GRAMMAR}",
 )  # fmt: skip
 @family(
     "mma.sync.aligned", varies=always_varies, operands=_operands, qualifiers=f"{_grammar(SHAPES)}; {GRAMMAR}",
 )  # fmt: skip
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """mma.sync: f16, bf16, tf32, e4m3, e5m2 into f32 (f16: of f16 and FP8), s8, u8, s4, u4 and b1 into s32, f64; mma.sp
-    of all but the latter two. On sm_120 dense FP6, FP4, block scaling.
+    of all but the latter two. On sm_120 FP6, FP4, block scaling.
     """
     kind = kind_of(instruction.parts)
     if kind is not None:

@@ -31,9 +31,10 @@ def words(codes: np.ndarray, name: str, packed: bool) -> np.ndarray:
     """uint32 [32 lanes, registers] of A [16, K], or of B's columns [8, K]; a byte of FP4 has its code from bit 2 on."""
     held = codes[:, ::2] | codes[:, 1::2] << 4 if packed else codes << 2 if name == "e2m1" else codes
     eights = len(held) // 8
-    out = np.zeros((32, 2 * eights, 4), np.uint8)
+    count = eights * held.shape[1] // 16
+    out = np.zeros((32, count, 4), np.uint8)
     for lane in range(32):
-        for register in range(2 * eights):
+        for register in range(count):
             row, first = lane // 4 + 8 * (register % eights), 4 * (lane % 4) + 16 * (register // eights)
             out[lane, register] = held[row, first : first + 4]
     return out.view(np.uint32)[..., 0]
