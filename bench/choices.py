@@ -1,6 +1,11 @@
 """Shapes of the dense GEMM that nobody chose: drawn at random, timed in many configurations, some kept out of fits.
 
-    python -m bench.choices --seed 1 --seconds 400 --output FILE.csv    # on an SM90 GPU
+    python -m bench.choices time --seed 1 --seconds 400 --output FILE.csv    # on an SM90 GPU
+    python -m bench.choices fit FILE ...       # writes cute_kernels/plan/gemm_sm90_fit.py, prints regrets
+    python -m bench.choices regret FILE ...    # of shapes that were kept out; with --all of all
+
+A file is what ``time`` has written, or an archive with such files: bench/results/2026-11-29-h200.tar.xz. "Regret" is the
+time of the chooser's choice over that of the fastest candidate.
 
 A shape is of a kind, what is multiplied and what follows, in the shares of `KINDS`. One in three is a layer of a vision
 or language model at some number of images or rows; the others have M log-uniform from 1 to 65,536, N and K from 64 to
@@ -28,13 +33,14 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench import choices_fit
 from bench.configs import arch_of
 from bench.peers.cublaslt import CublasError, Matmul, Operand
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
@@ -79,29 +85,6 @@ MOST_BYTES = 1 << 30
 
 OUT_OF_REACH = (GemmProblem(784, 768, 3072), GemmProblem(128, 4096, 4096))
 """Where no candidate was as fast as cuBLASLt: with ``--peers``, or at the end, more of the search space is timed."""
-
-_TILES = (
-    "0,64,16,0,4,1,1 0,64,32,0,1,1,4 0,64,32,0,2,1,2 0,64,32,0,4,1,1 0,64,48,0,1,2,2 0,64,64,0,1,1,2 "
-    "0,64,64,0,2,1,1 0,64,64,0,2,2,2 0,64,64,1,1,2,2 0,64,80,1,1,1,2 0,64,96,1,1,4,2 0,64,128,0,1,1,2 "
-    "0,64,128,1,1,1,4 0,64,128,1,1,4,1 0,64,192,1,1,1,1 0,64,192,1,1,4,1 0,64,224,1,1,4,1 0,128,32,0,8,1,1 "
-    "0,128,64,0,1,1,4 0,128,64,0,1,2,1 0,128,64,0,2,1,1 0,128,64,0,2,1,4 0,128,80,0,2,2,2 0,128,96,0,1,1,4 "
-    "0,128,112,1,1,2,4 0,128,128,0,1,1,2 0,128,128,1,1,1,2 0,128,128,1,1,1,4 0,128,128,1,1,2,1 0,128,160,0,1,2,1 "
-    "0,128,160,0,1,4,1 0,128,160,1,1,1,1 0,128,160,1,1,1,2 0,128,192,1,1,1,2 0,128,192,1,1,2,1 0,128,208,0,1,2,1 "
-    "0,128,256,0,1,2,1 0,192,96,1,1,1,2 0,192,128,1,1,1,2 0,256,144,0,1,2,1 0,256,192,0,1,1,2 1,64,16,0,1,2,1 "
-    "1,64,16,0,2,1,1 1,64,16,0,4,1,1 1,64,32,0,2,1,1 1,64,32,0,4,1,1 1,64,32,0,4,1,2 1,64,48,0,1,2,1 "
-    "1,64,64,0,1,1,1 1,64,64,0,4,1,2 1,64,96,1,1,2,1 1,64,128,1,1,2,1 1,64,128,1,1,4,2 1,64,144,1,1,1,1 "
-    "1,64,144,1,1,2,1 1,64,160,1,1,4,1 1,128,32,0,1,2,1 1,128,32,0,4,2,1 1,128,80,1,1,2,4 1,128,112,0,1,1,2 "
-    "1,128,112,0,1,2,1 1,128,128,1,1,1,2 1,128,144,0,1,2,1 1,128,144,0,2,2,2 1,128,144,1,1,1,1 1,128,160,0,1,2,1 "
-    "1,128,160,0,2,1,4 1,128,160,1,1,1,1 1,128,160,1,1,2,1 1,128,192,0,2,1,4 1,128,192,1,1,1,1 1,128,192,1,1,2,1 "
-    "1,128,208,0,1,1,1 1,128,224,0,1,1,1 1,192,80,1,1,1,2 1,192,96,1,1,1,2 1,192,112,1,1,1,2 1,256,144,0,1,1,2"
-)
-
-WIDE = tuple(tuple(map(int, text.split(","))) for text in _TILES.split())
-"""Transposed, rows and columns of a tile, pingpong, slices of K, cluster: what a chooser could choose from.
-
-Those of which the model of 2026-11-28 found any best in 140 drawn shapes, with and without random errors of its own,
-until the best of these was 2% behind the best of its whole search space.
-"""
 
 _PROMISING = 24
 _BY_CHANCE = 12
@@ -165,46 +148,12 @@ def draw(seed: int, count: int) -> list[Shape]:
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 
-def wide(problem: GemmProblem, arch: str, sm_count: int) -> Iterator[Plan]:
-    """Legal plans of `WIDE` in which no CTA of a cluster idles; of today's candidates with their own store stages."""
-    listed = {tile(config): config for config in sm90.CANDIDATES}
-    for transposed, tile_m, tile_n, pingpong, split_k, *cluster in WIDE:
-        config = Sm90GemmConfig(
-            tile_m, tile_n, 2, *cluster, bool(pingpong), 2, split_k=split_k, transposed=bool(transposed)
-        )
-        config = listed.get(tile(config), config)
-        if not sm90._idles(problem, config):
-            with contextlib.suppress(ValueError):
-                yield completed(problem, config, arch, sm_count)
-
-
-def tile(config: Sm90GemmConfig) -> tuple[int, ...]:
-    c = config
-    return c.transposed, c.tile_m, c.tile_n, c.pingpong, c.split_k, c.cluster_m, c.cluster_n
-
-
-def completed(problem: GemmProblem, config: Sm90GemmConfig, arch: str, sm_count: int) -> Plan:
-    """With store stages that divide the buffers of a tile, the stages that fit, at most eight, and an order of tiles.
-
-    Raises:
-        ValueError: there is none.
-    """
-
-    def plan(**fields: Any) -> sm90.Sm90GemmPlan:
-        return sm90.Sm90GemmPlan(problem, dataclasses.replace(config, **fields), ARCHS[arch], sm_count)
-
-    stores = sm90._store_stages(plan(), config.store_stages)
-    least = plan(stages=2, store_stages=stores)
-    stages = min(8, 2 + (sm90._room(least) - least.smem_bytes) // least.stage_bytes)
-    full = plan(stages=stages, store_stages=stores)
-    return make_plan(problem, dataclasses.replace(full.config, group_m=sm90.tile_group(full)), arch, sm_count=sm_count)
-
-
 def candidates(shape: Shape, arch: str = "sm_90a", sm_count: int = 132) -> list[Plan]:
     """What is timed of a shape: the chooser's own first, then the most promising, then some by chance."""
     generator = random.Random(f"{shape.number} {shape.problem}")
     own = make_plan(shape.problem, arch=arch, sm_count=sm_count)
-    clocks = {plan: sm90.modelled_clocks(plan) for plan in wide(shape.problem, arch, sm_count)}
+    plans = sm90.candidates(shape.problem, ARCHS[arch], sm_count)
+    clocks = {plan: sm90.modelled_clocks(plan) for plan in plans}
     ranked = sorted(clocks, key=clocks.__getitem__)
     best = min(clocks.values(), default=1.0)
 
@@ -537,13 +486,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         time_all(Files(Path(output)), int(start), pairs, float(deadline), bool(int(with_peers)))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=400, help="shapes that are drawn, if there is time for all")
-    parser.add_argument("--seconds", type=float, default=400)
-    parser.add_argument("--peers", action="store_true", help="time cuBLAS beside ours")
+    commands = parser.add_subparsers(dest="command", required=True)
+    timing = commands.add_parser("time", help="on an SM90 GPU")
+    timing.add_argument("--output", type=Path, required=True)
+    timing.add_argument("--seed", type=int, default=1)
+    timing.add_argument("--count", type=int, default=400, help="shapes that are drawn, if there is time for all")
+    timing.add_argument("--seconds", type=float, default=400)
+    timing.add_argument("--peers", action="store_true", help="time cuBLAS beside ours")
+    fitting = commands.add_parser("fit", help="the chooser, to shapes that are not kept out")
+    judging = commands.add_parser("regret", help="of the chooser, on shapes that were kept out")
+    judging.add_argument("--all", action="store_true", help="on all shapes: no fit has seen the files")
+    for command in (fitting, judging):
+        command.add_argument("files", type=Path, nargs="+", help="of time, or archives")
     args = parser.parse_args(arguments)
-    measure(Files(args.output), args.seed, args.count, args.seconds, args.peers)
+    if args.command == "time":
+        measure(Files(args.output), args.seed, args.count, args.seconds, args.peers)
+        return 0
+    shapes = choices_fit.read(args.files, {kind: fields for kind, (_, fields) in KINDS.items()})
+    if args.command == "fit":
+        choices_fit.report_fit([shape for shape in shapes if not held_out(shape.problem)])
+    else:
+        choices_fit.report_regrets([shape for shape in shapes if args.all or held_out(shape.problem)])
     return 0
 
 

@@ -7,18 +7,22 @@ There is no stream-K order: at the sizes of docs/performance.md the last wave of
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.common.facts import fact, number
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
+from cute_kernels.plan import gemm_sm90_fit as fitted
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import (
     LEAST_ROW_BYTES,
+    SWIZZLE_BYTES,
     WARP_ROWS,
     WgmmaPair,
     check_accumulators,
@@ -243,58 +247,6 @@ def _way_to_split(plan: Sm90GemmPlan) -> str:
     return ""
 
 
-_CANDIDATES = (
-    (128, 256, False, 4, 2, ((2, 1),), 1),
-    (256, 192, False, 3, 2, ((1, 2),), 1),
-    (128, 192, True, 4, 2, ((2, 1),), 1),
-    (128, 160, True, 5, 2, ((1, 2),), 1),
-    (128, 160, True, 4, 10, ((1, 1),), 1),
-    (192, 128, True, 4, 2, ((1, 2),), 1),
-    (192, 96, True, 5, 3, ((1, 2),), 1),
-    (128, 128, True, 6, 2, ((2, 1), (1, 2), (1, 4)), 1),
-    (128, 96, False, 7, 3, ((1, 4),), 1),
-    (64, 192, True, 5, 3, ((4, 1), (1, 1)), 1),
-    (64, 128, True, 8, 2, ((4, 1), (1, 4)), 1),
-    (64, 64, True, 8, 1, ((2, 2),), 1),
-    (128, 64, False, 8, 1, ((2, 1),), 1),
-    (128, 64, False, 8, 1, ((1, 1), (1, 4)), 2),
-    (64, 96, True, 8, 3, ((4, 2),), 1),
-    (64, 64, False, 6, 1, ((1, 1), (2, 2)), 2),
-    (64, 64, False, 6, 1, ((1, 2),), 1),
-    (64, 32, False, 8, 1, ((1, 1),), 4),
-    (64, 32, False, 8, 1, ((1, 2),), 2),
-    (64, 16, False, 8, 1, ((1, 1),), 4),
-    (128, 32, False, 8, 1, ((1, 1),), 8),
-    (128, 160, False, 5, 5, ((2, 1),), 1),
-    (128, 208, False, 4, 13, ((2, 1),), 1),
-)
-"""Rows, columns and pingpong of a tile, stages, store stages, clusters and split of K."""
-
-_TRANSPOSED_CANDIDATES = (
-    (128, 224, False, 4, 1, ((1, 1),), 1),
-    (128, 192, True, 4, 2, ((1, 1), (2, 1)), 1),
-    (192, 112, True, 5, 3, ((1, 2),), 1),
-    (128, 160, True, 5, 2, ((1, 1), (2, 1)), 1),
-    (128, 160, False, 5, 5, ((2, 1),), 1),
-    (128, 144, True, 5, 3, ((1, 1),), 1),
-    (64, 144, True, 7, 3, ((1, 1),), 1),
-    (128, 80, True, 8, 2, ((2, 4),), 1),
-    (128, 112, False, 6, 7, ((1, 2),), 1),
-    (64, 128, True, 8, 2, ((4, 2),), 1),
-    (64, 64, False, 6, 1, ((1, 1),), 1),
-    (64, 32, False, 8, 1, ((1, 1),), 2),
-    (64, 16, False, 8, 1, ((1, 1),), 2),
-)
-"""Transposed tiles, by the same columns."""
-
-CANDIDATES = tuple(
-    Sm90GemmConfig(tile_m, tile_n, stages, *cluster, pingpong, stores, split_k=split_k, transposed=transposed)
-    for transposed, candidates in ((False, _CANDIDATES), (True, _TRANSPOSED_CANDIDATES))
-    for tile_m, tile_n, pingpong, stages, stores, clusters, split_k in candidates
-    for cluster in clusters
-)
-"""Candidates that the chooser chooses from: what pays at some size, by the timings or by the model fitted to them."""
-
 TILES = (
     *((64, n, False) for n in (16, 32, 48, 64, 96, 128)),
     *((128, n, False) for n in (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
@@ -314,65 +266,18 @@ MACS_PER_CLOCK = 2048
 BLOCK_MACS = 64
 """Multiply-adds of 16-bit operands per output that take the time of one K block, of any element type: 128 bytes."""
 
-# The constants from here on were fitted to the timings that `default_config` names (`python -m bench.tune fit
-# --operation gemm`). They rank configurations; they do not predict microseconds.
+EARLIER = 0.11
+"""Share of a wave's missing tiles by which a last wave that is not full takes less."""
 
-FETCHED_BYTES_PER_CLOCK = 91
-"""Operand bytes that a CTA gets from L2 per clock, while WGMMAs run."""
-
-FIRST_BYTES_PER_CLOCK = 456
-"""Rate at which operand bytes of its first tile add clocks to a launch: all CTAs fetch, nothing is in L2 yet."""
-
-BLOCK_CLOCKS = 126
-"""Clocks of every K block: its barriers, and the issue of its WGMMAs."""
-
-PINGPONG_GAIN = 0.04
-"""Share of its WGMMAs' time that a warpgroup saves which does not wait for another one at every K block."""
-
-TRANSPOSED_GAIN = 0.03
-"""Share of its time that a launch with transposed tiles saves: a bias in registers, fewer stores, rows read once."""
-
-SCALED_LOSS = 0.25
-"""Share that it loses with multipliers, where tiles follow each other: its epilogue reads them for longer than products
-of 8 bits hide, and launches took 12 to 37% longer."""
-
-TILE_CLOCKS = 35
-"""Clocks of every tile besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
-
-EPILOGUE_CLOCKS_PER_KELEMENT = 29.5
-"""Clocks of a warpgroup to convert, stage and store 1024 output elements of a tile."""
-
-ACTIVATION_CLOCKS_PER_KELEMENT = 56
-"""Clocks of a warpgroup to apply an activation to 1024 elements: seven instructions for each, of any but ReLU."""
-
-NARROW_ACTIVATION_CLOCKS_PER_KELEMENT = 30
-"""Clocks of a warpgroup for that where results have 8 bits."""
-
-BUFFER_CLOCKS = 240
-"""Clocks of a warpgroup for every store buffer of a tile, whatever its columns."""
-
-WAITING_SHARE = 0.35
-"""Share of that which it takes more where warps that fill a buffer together wait for each other."""
-
-NARROW_BUFFER_SHARES = (1.5, 0.5)
-"""Shares of that which buffers of 8-bit results take: where they are waited for, and where a tile has one for each
-region. By launches of twelve layers with GELU in other tiles on an H100."""
-
-LAUNCH_CLOCKS = 5000
-"""Clocks of a launch, whatever it computes."""
-
-CLUSTER_CLOCKS = 47
-"""Clocks of a launch per CTA of a cluster: they start and end together."""
-
-SPLIT_CLOCKS = 188
-"""Clocks of an exchange of partial sums besides its bytes, per doubling of the slices."""
-
-SPLIT_BYTES_PER_CLOCK = 8.75
-"""Partial sums that a CTA receives through distributed shared memory per clock."""
+MANY = 1 << 13
+"""An extent that says nothing about which candidates are legal."""
 
 NEAR_L2_BYTES = 16 << 20
 """Rows of ``a`` that clusters work on at the same time. If they are more than this, they are not found in L2 by a later
 wave, and operands take twice as long to come."""
+
+ROWS_TOGETHER = 8
+"""Blocks of rows in a group of tiles otherwise."""
 
 ALL_COLUMNS = 64
 """Blocks of columns in a group of transposed tiles, where all of ``b`` stays in L2: rows are then read once."""
@@ -381,47 +286,99 @@ RESIDENT_B_BYTES = 12 << 20
 """``b`` up to this stays in L2 through a launch, whatever the order of the tiles."""
 
 
+Numbers = tuple[float, ...]
+Parts = tuple[Numbers, ...]
+
+
+def parts(plan: Sm90GemmPlan) -> Parts:
+    """What the constants of the model multiply: numbers of a configuration and of element types, whatever the sizes.
+
+    Of a launch; of a tile besides its K blocks and its epilogue; of an epilogue, elements in thousands and store
+    buffers; of a K block and of what hides what.
+    """
+    c, p = plan.config, plan.problem
+    elements = plan.warpgroup_rows * c.tile_n / 1024
+    active, wide = p.activation != "none", plan.out_bytes == 4
+    each = (1, wide, p.residual is not None, p.scaled, p.scaled and c.transposed, active and not plan.narrows,
+            active and plan.narrows)  # fmt: skip
+    waited = c.store_stages < plan.regions_per_tile
+    buffers = (1, c.transposed, plan.narrows, plan.narrows and waited)
+    return (
+        (1, plan.resident_ctas == 2, c.pingpong, plan.ctas),
+        (1, math.log2(c.split_k), plan.finished_warps * plan.received_bytes / 1024),
+        (*(elements * there for there in each), *(plan.regions_per_tile * there for there in buffers)),
+        (
+            BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK,
+            (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * plan.k_block_bytes,
+            1 / c.stages,
+            c.pingpong,
+        ),
+    )
+
+
+def terms(parts: Parts, constants: Mapping[str, Numbers], factors: Numbers = (1, 1, 1)) -> Numbers:
+    """Clocks of a configuration's launch, first operands, K blocks and tiles, as `clocks` takes them.
+
+    Args:
+        factors: of the clocks of K blocks, of epilogues and of what comes once: what the tile has of its own.
+    """
+
+    def total(name: str, numbers: Numbers) -> float:
+        return sum(constant * number for constant, number in zip(constants[name], numbers, strict=True))
+
+    of_launch, of_tile, of_epilogue, (wgmma, fetched, slack, pingpong) = parts
+    overlap, latency, gain, fetch, first, alone, in_turn = constants["rates"]
+    of_block, of_stores, once = factors
+    epilogue = total("epilogue", of_epilogue) * of_stores
+    hidden = alone + (in_turn - alone) * pingpong
+    return (
+        total("launch", of_launch) * once + hidden * epilogue,
+        fetched * first * once,
+        ((wgmma * (1 - gain * pingpong)) ** 4 + (latency * slack) ** 4) * of_block**4,
+        (fetched * fetch * of_block) ** 4,
+        overlap * of_block,
+        total("tile", of_tile) + (1 - hidden) * epilogue,
+    )
+
+
+def clocks(terms: Numbers, blocks: float, waves: float, fill: float) -> float:
+    """Modelled time of a launch: the tiles of the busiest cluster, one after the other, and what comes once.
+
+    Args:
+        terms: of `terms`.
+        blocks: K blocks of a tile.
+        waves: tiles of a cluster.
+        fill: share of the clusters that have a tile; fewer get their operands faster.
+    """
+    launch, first, busy, fetched, block, tile = terms
+    # Of products and operands almost the larger: they overlap, but for where both take as long.
+    return launch + blocks * first * fill**0.5 + waves * (
+        blocks * ((busy + fetched * fill * fill) ** 0.25 + block) + tile
+    )
+
+
+def waves(ratio: float) -> float:
+    """Tiles of the busiest cluster, from tiles per cluster; a last wave that is not full ends a little earlier."""
+    return 1.0 if ratio <= 1 else (1 - EARLIER) * math.ceil(ratio) + EARLIER * ratio
+
+
+def tile(config: Sm90GemmConfig) -> tuple[int, ...]:
+    """A candidate's key: what is chosen of a configuration; the rest follows."""
+    c = config
+    return (c.tile_m, c.tile_n, c.cluster_m, c.cluster_n, c.pingpong, c.split_k, c.transposed)
+
+
 def modelled_clocks(plan: Sm90GemmPlan) -> float:
-    """Modelled time of a launch: the tiles of the busiest cluster, and what is left to do after its last WGMMA."""
-    c = plan.config
-    blocks = -(-plan.k_blocks // c.split_k)
-    waves = -(-plan.tiles // plan.clusters)
-    # In the only wave the other warpgroup has no tile, and nothing runs while this one waits.
-    gain = PINGPONG_GAIN * c.pingpong * (1 if waves > 1 else -0.5)
-    wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - gain)
-    fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
-    rate = FETCHED_BYTES_PER_CLOCK
-    b_bytes = plan.problem.n * plan.problem.k * plan.in_bytes
-    alone = c.transposed and plan.sharing_ctas == 1 and waves > 1  # every CTA loads all of both operands, anew
-    if _rows_in_flight(plan) > NEAR_L2_BYTES or (alone and b_bytes > RESIDENT_B_BYTES):
-        rate /= 2
-    # Almost the larger of both: they overlap, but for where both take as long.
-    mainloop = (wgmma**4 + (fetched / rate) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
-    activation = NARROW_ACTIVATION_CLOCKS_PER_KELEMENT if plan.narrows else ACTIVATION_CLOCKS_PER_KELEMENT
-    kelement = EPILOGUE_CLOCKS_PER_KELEMENT + activation * (plan.problem.activation != "none")
-    epilogue = plan.warpgroup_rows * c.tile_n / 1024 * kelement
-    epilogue += plan.regions_per_tile * BUFFER_CLOCKS * _buffer_share(plan)
-    once = LAUNCH_CLOCKS + CLUSTER_CLOCKS * plan.ctas + fetched / FIRST_BYTES_PER_CLOCK
-    exchange = 0.0
-    if c.split_k > 1:
-        exchange = SPLIT_CLOCKS * math.log2(c.split_k)
-        exchange += plan.finished_warps * plan.received_bytes / SPLIT_BYTES_PER_CLOCK
-    if c.pingpong:
-        # In turn, a warpgroup has the other one's mainloop to store in, but nothing hides the last tile's epilogue.
-        clocks = once + waves * max(mainloop, (mainloop + epilogue) / 2) + epilogue
-    else:
-        clocks = once + waves * (mainloop + epilogue + exchange)
-    if not c.transposed:
-        return clocks
-    follow = waves > 1 + c.pingpong  # of a warpgroup
-    return clocks * (1 + SCALED_LOSS if plan.problem.scaled and follow else 1 - TRANSPOSED_GAIN)
+    """Modelled time of a launch."""
+    ratio = plan.tiles / plan.most_clusters
+    blocks = -(-plan.k_blocks // plan.config.split_k)
+    return clocks(_terms(plan), blocks, waves(ratio), min(1.0, ratio))
 
 
-def _buffer_share(plan: Sm90GemmPlan) -> float:
-    """Share of `BUFFER_CLOCKS` that a store buffer of a plan takes."""
-    if plan.narrows:
-        return NARROW_BUFFER_SHARES[plan.config.store_stages >= plan.regions_per_tile]
-    return 1 + WAITING_SHARE * plan.config.transposed
+def _terms(plan: Sm90GemmPlan) -> Numbers:
+    """Of a plan, with the factors of its tile where it is a candidate."""
+    _, factors = fitted.CANDIDATES.get(tile(plan.config), (0, (1.0, 1.0, 1.0)))
+    return terms(parts(plan), fitted.CONSTANTS, factors)
 
 
 def _rows_in_flight(plan: Sm90GemmPlan) -> float:
@@ -430,37 +387,62 @@ def _rows_in_flight(plan: Sm90GemmPlan) -> float:
     return plan.clusters / columns * plan.cluster_rows * plan.problem.k * plan.in_bytes
 
 
+def candidates(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90GemmPlan]:
+    """Legal plans of `gemm_sm90_fit.CANDIDATES`, in their order, in which no CTA of a cluster idles."""
+    plans = []
+    for (tile_m, tile_n, *cluster, pingpong, split_k, transposed), (stores, _) in fitted.CANDIDATES.items():
+        config = Sm90GemmConfig(
+            tile_m, tile_n, 2, *cluster, bool(pingpong), stores, split_k=split_k, transposed=bool(transposed)
+        )
+        plan = None if _idles(problem, config) else _filled(problem, config, arch, sm_count)
+        if plan is not None:
+            plans.append(plan)
+    return plans
+
+
+@functools.lru_cache(maxsize=256)
+def _choices(kind: GemmProblem, arch: Arch, sm_count: int) -> list[tuple]:
+    """Of each candidate what a choice needs, for all problems that differ in nothing but their sizes.
+
+    Configuration, rows and columns of a cluster, those that have to be there for none of its CTAs to idle, clusters
+    that are resident, slices of K, terms.
+    """
+    found = []
+    for plan in candidates(kind, arch, sm_count):
+        c = plan.config
+        needed = ((c.cluster_m - 1) * c.tile_m, (c.cluster_n - 1) * c.tile_n)
+        needed = needed[::-1] if c.transposed else needed
+        extents = (plan.cluster_rows, plan.cluster_columns, *needed)
+        found.append((c, *extents, plan.most_clusters, c.split_k, _terms(plan)))
+    return found
+
+
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
     """The candidate with the least modelled time.
 
-    The constants were fitted to gemm-tune.json and gemm-configs.json of bench/results, 2026-11-21-h200, to
-    gemm-few-rows.json of 2026-11-22-h200, gemm-layers-tune.json and gemm-small-tune.json of 2026-11-26-h100;
-    `python -m pytest tests/plan/test_gemm_choice.py` says how near to the fastest the choice is there.
+    The model has constants, and for each candidate three factors, which `python -m bench.choices fit` has fitted to
+    timings of shapes that were drawn at random; `python -m bench.choices regret` says how near to the fastest the
+    choice is where no fit has looked.
     """
-    costs = []
-    for index, c in enumerate(CANDIDATES):
-        plan = Sm90GemmPlan(problem, c, arch, sm_count)
-        if _idles(problem, c) or plan.ctas > sm_count or plan.k_blocks < c.split_k or not _storable(plan):
+    m, n, batches = problem.m, problem.n, problem.batches
+    few = min(MANY, 1 << (m - 1).bit_length())  # what a tile of few rows loads depends on them
+    kind = dataclasses.replace(problem, m=few, n=MANY, k=MANY, batches=1)
+    k_blocks = -(-problem.k * ITEMSIZE[problem.in_dtype] // SWIZZLE_BYTES)
+    least, chosen = math.inf, Sm90GemmConfig()
+    for config, rows, columns, more_rows, more_columns, most, slices, of_candidate in _choices(kind, arch, sm_count):
+        if m <= more_rows or n <= more_columns or slices > k_blocks:
             continue
-        c = dataclasses.replace(c, store_stages=_store_stages(plan, c.store_stages))
-        costs.append((modelled_clocks(plan), index, _with_stages_that_fit(plan, c)))
-    if not costs:  # no cluster fits, which the plan of any says
-        return Sm90GemmConfig()
-    config = min(costs)[2]
-    return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))
+        ratio = -(-m // rows) * -(-n // columns) * batches / most
+        time = clocks(of_candidate, -(-k_blocks // slices), waves(ratio), min(1.0, ratio))
+        if time < least:
+            least, chosen = time, config
+    return dataclasses.replace(chosen, group_m=tile_group(Sm90GemmPlan(problem, chosen, arch, sm_count)))
 
 
 def _idles(problem: GemmProblem, config: Sm90GemmConfig) -> bool:
     """A CTA of every cluster would compute nothing."""
     rows, columns = (problem.n, problem.m) if config.transposed else (problem.m, problem.n)
     return (config.cluster_m - 1) * config.tile_m >= rows or (config.cluster_n - 1) * config.tile_n >= columns
-
-
-def _storable(plan: Sm90GemmPlan) -> bool:
-    """A swizzle is as narrow as the rows of a store buffer; what is transposed has 16 bits."""
-    if plan.config.transposed:
-        return all(ITEMSIZE[dtype] == TRANSPOSED_BYTES for dtype in _staged(plan.problem).values())
-    return plan.store_row_bytes >= LEAST_ROW_BYTES
 
 
 def _store_stages(plan: Sm90GemmPlan, wanted: int) -> int:
@@ -474,12 +456,6 @@ def _room(plan: Sm90GemmPlan) -> int:
     return min(plan.arch.smem_bytes, plan.arch.sm_smem_bytes // plan.resident_ctas - CTA_SMEM_BYTES)
 
 
-def _with_stages_that_fit(plan: Sm90GemmPlan, config: Sm90GemmConfig) -> Sm90GemmConfig:
-    plan = dataclasses.replace(plan, config=config)
-    beyond = max(0, plan.smem_bytes - _room(plan))
-    return dataclasses.replace(config, stages=config.stages - -(-beyond // plan.stage_bytes))
-
-
 def tile_group(plan: Sm90GemmPlan) -> int:
     """Row blocks down which the tiles run before the next column: 8, or 1 where that reads ``a`` from DRAM once.
 
@@ -491,9 +467,9 @@ def tile_group(plan: Sm90GemmPlan) -> int:
     columns = -(-plan.problem.n // plan.cluster_columns)
     k_bytes = plan.problem.k * plan.in_bytes
     if plan.config.transposed:
-        return ALL_COLUMNS if plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
+        return ALL_COLUMNS if plan.problem.n * k_bytes <= RESIDENT_B_BYTES else ROWS_TOGETHER
     tall = columns < plan.clusters and _rows_in_flight(plan) > NEAR_L2_BYTES
-    return 1 if tall and plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
+    return 1 if tall and plan.problem.n * k_bytes <= RESIDENT_B_BYTES else ROWS_TOGETHER
 
 
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90GemmPlan]:
@@ -501,7 +477,7 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Ge
     plans = []
     for transposed, tile, cluster in itertools.product((False, True), TILES, CLUSTERS):
         tile_m, tile_n, pingpong = tile
-        config = Sm90GemmConfig(tile_m, tile_n, 2, *cluster, pingpong, store_stages=1, transposed=transposed)
+        config = Sm90GemmConfig(tile_m, tile_n, 2, *cluster, pingpong, transposed=transposed)
         if _idles(problem, config):
             continue
         idle = Sm90GemmPlan(problem, config, arch, sm_count).tiles * config.cluster_m * config.cluster_n * 2 <= sm_count
@@ -513,11 +489,11 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Ge
 
 
 def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan | None:
-    """With as many stages as fit beside the fewest store buffers above one, or one; None if that is illegal."""
+    """With at least as many store buffers as it has, and as many stages as fit beside them, at most eight; None if that
+    is illegal."""
     plan = Sm90GemmPlan(problem, config, arch, sm_count)
-    if config.transposed:
-        config = dataclasses.replace(config, group_m=tile_group(plan))
-    config = dataclasses.replace(config, store_stages=_store_stages(plan, 2))
+    stores = _store_stages(plan, config.store_stages)
+    config = dataclasses.replace(config, group_m=tile_group(plan), store_stages=stores)
     least = Sm90GemmPlan(problem, config, arch, sm_count)
     stages = config.stages + (_room(least) - least.smem_bytes) // least.stage_bytes
     try:

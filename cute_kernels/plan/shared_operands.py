@@ -96,12 +96,15 @@ class WgmmaPair(StoreBuffers):
     """CTAs that load operands for each other."""
 
     @property
-    def clusters(self) -> int:
-        """Clusters of a launch: as many as are resident at once. Clusters do not cross GPCs."""
+    def most_clusters(self) -> int:
+        """Clusters that are resident at once. They do not cross GPCs."""
         usable = self.sm_count
         if self.ctas > 2:
             usable = max(self.ctas, usable * GPC_SHARE[0] // GPC_SHARE[1])
-        return max(1, min(usable // self.ctas, self.tiles))
+        return max(1, usable // self.ctas)
+
+    clusters = number(lambda self: max(1, min(self.most_clusters, self.tiles)))
+    """Clusters of a launch."""
 
     warpgroup_rows = number(lambda self: self.tile_m if self.config.pingpong else self.tile_m // self.warpgroups)
     """Rows of the tile that one warpgroup computes."""

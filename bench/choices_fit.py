@@ -1,0 +1,300 @@
+"""What `bench.choices` has timed: the fit of the SM90 GEMM's chooser, and how near to the fastest its choice is.
+
+The model is `cute_kernels.plan.gemm_sm90`'s own, given tensors for numbers. A fit looks for the constants, and for three
+factors of each candidate, with which the ratios of modelled times within a shape are nearest to those that were timed,
+and with which little is lost where the least modelled time is chosen. Factors stay near 1 where timings say little.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import archive
+from cute_kernels.config import GemmProblem, Sm90GemmConfig
+from cute_kernels.plan import gemm_sm90 as sm90
+from cute_kernels.plan import gemm_sm90_fit, make_plan
+
+MODES = {"sustained": 1.0, "burst": 0.5}
+"""Ways of timing, and what each counts in a fit."""
+
+START: dict[str, tuple[float, ...]] = {
+    "launch": (2100, -400, -480, 29),
+    "tile": (41, 144, 71),
+    "epilogue": (32, 10, 16, 9, 13.5, 50, 31, 110, 48, -60, 95),
+    "rates": (57, 1300, 0.1, 0.0135, 0.0037, 0.115, 0.9),
+}
+"""What the constants of the model are where timings say nothing; their signs stay."""
+
+CLOSENESS = 3
+"""Power of (fastest / time) by which a timing counts: what matters is that the best are ranked well."""
+
+FAR = 0.05
+"""Relative error from where on an error counts in proportion, not squared."""
+
+SOFTNESS = 0.03
+"""Relative differences of modelled times below which a fit takes the choice for a matter of chance."""
+
+CHOSEN_WEIGHT = 0.1
+"""What the time lost by choosing counts beside errors."""
+
+FACTOR_WEIGHT = 3e-3
+CONSTANT_WEIGHT = 1e-4
+"""What the logarithm of a factor, or of a constant over that of `START`, costs when it is squared."""
+
+FOLDS = 5
+
+
+@dataclass
+class Timed:
+    """A shape: microseconds by way of timing of each candidate, and of the fastest of cuBLAS."""
+
+    kind: str
+    problem: GemmProblem
+    times: dict[str, dict[Sm90GemmConfig, float]] = field(default_factory=lambda: {mode: {} for mode in MODES})
+    peers: dict[str, float] = field(default_factory=dict)
+
+    def choice(self, mode: str) -> Sm90GemmConfig:
+        """What the chooser would take of that which was timed."""
+        own = make_plan(self.problem, arch="sm_90a").config
+        return own if own in self.times[mode] else min(self.times[mode], key=self.clocks)
+
+    def clocks(self, config: Sm90GemmConfig) -> float:
+        return sm90.modelled_clocks(make_plan(self.problem, config, "sm_90a"))
+
+    def regret(self, mode: str, choice: Sm90GemmConfig) -> float:
+        return self.times[mode][choice] / min(self.times[mode].values())
+
+
+def read(paths: Iterable[Path], kinds: dict[str, dict[str, Any]]) -> list[Timed]:
+    """Of files, or of ``choices*.csv`` in archives, every shape of which two candidates or more were timed."""
+    files = [each for path in paths for each in archive.expand(path / "choices*.csv" if path.suffix == ".xz" else path)]
+    shapes: dict[tuple[str, str], Timed] = {}
+    for file in files:
+        for row in csv.DictReader(io.StringIO(archive.read_text(file))):
+            if not row["mode"]:  # it failed
+                continue
+            sizes = (int(row[name]) for name in "mnk")
+            timed = Timed(row["kind"], GemmProblem(*sizes, **kinds[row["kind"]]))
+            timed = shapes.setdefault((str(file), row["number"]), timed)
+            value = float(row["microseconds"])
+            if row["candidate"] == "ours":
+                types = Sm90GemmConfig.types
+                config = Sm90GemmConfig(**{name: types[name][0](int(row[name])) for name in types})
+                timed.times[row["mode"]][config] = value
+            else:
+                timed.peers[row["mode"]] = min(value, timed.peers.get(row["mode"], math.inf))
+    return [timed for timed in shapes.values() if len(timed.times["sustained"]) > 1]
+
+
+# --- fitting ---------------------------------------------------------------------------------------------------------
+
+
+class Data:
+    """Candidates of shapes as tensors: what the model takes, and by way of timing what was timed."""
+
+    def __init__(self, shapes: Sequence[Timed]) -> None:
+        known = {tile: place for place, tile in enumerate(gemm_sm90_fit.CANDIDATES)}
+        plans, owners = [], []
+        for number, shape in enumerate(shapes):
+            for config in shape.times["sustained"]:
+                if sm90.tile(config) in known:
+                    plans.append(make_plan(shape.problem, config, "sm_90a"))
+                    owners.append(number)
+        self.shapes, self.plans = shapes, plans
+        self.owners = torch.tensor(owners)
+        self.tiles = torch.tensor([known[sm90.tile(plan.config)] for plan in plans])
+        columns = [zip(*rows, strict=True) for rows in zip(*map(sm90.parts, plans), strict=True)]
+        self.parts = tuple(tuple(map(tensor, part)) for part in columns)
+        ratios = [plan.tiles / plan.most_clusters for plan in plans]
+        self.blocks = tensor(-(-plan.k_blocks // plan.config.split_k) for plan in plans)
+        self.waves, self.fill = tensor(map(sm90.waves, ratios)), tensor(min(1.0, ratio) for ratio in ratios)
+        self.slower: dict[str, torch.Tensor] = {}
+        for mode in MODES:
+            times = [shapes[owner].times[mode] for owner in owners]
+            slower = [
+                times.get(plan.config, math.nan) / min(times.values(), default=math.nan)
+                for plan, times in zip(plans, times, strict=True)
+            ]
+            self.slower[mode] = tensor(slower).log()
+
+    def clocks(self, constants: dict[str, Sequence[torch.Tensor]], factors: torch.Tensor) -> torch.Tensor:
+        of_plans = sm90.terms(self.parts, constants, tuple(factors[self.tiles].unbind(1)))
+        return sm90.clocks(of_plans, self.blocks, self.waves, self.fill)
+
+    def loss(self, modelled: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        """Of the logarithms of modelled times: errors, and the time that is lost where they choose."""
+        total = torch.zeros(())
+        for mode, weight in MODES.items():
+            timed = used & ~self.slower[mode].isnan()
+            owners, slower, logs = self.owners[timed], self.slower[mode][timed], modelled[timed]
+
+            def sums(values: torch.Tensor, owners=owners) -> torch.Tensor:
+                """Of the same shape, for each of its candidates."""
+                return torch.zeros(len(self.shapes)).scatter_add(0, owners, values)[owners]
+
+            share = torch.exp(-CLOSENESS * slower)
+            share = share / sums(share)
+            level = logs - sums(share * (logs - slower))  # what is the same for all candidates does not count
+            errors = 2 * FAR**2 * (torch.sqrt(1 + ((level - slower) / FAR) ** 2) - 1)
+            chance = torch.exp(-level / SOFTNESS)
+            lost = chance / sums(chance) * slower.expm1().clamp(max=1)
+            total = total + weight * (share * errors + CHOSEN_WEIGHT * lost).sum() / len(owners.unique())
+        return total
+
+
+def tensor(values: Iterable[float]) -> torch.Tensor:
+    return torch.tensor([float(value) for value in values])
+
+
+Model = tuple[dict[str, tuple[float, ...]], list[tuple[float, ...]]]
+"""Constants, and the factors of each candidate."""
+
+
+def fit(data: Data, used: torch.Tensor, iterations: int = 400) -> Model:
+    """The model that suits the used candidates best; of ``bool [plans]``."""
+    start = {name: torch.tensor(values) for name, values in START.items()}
+    logs = {name: torch.zeros(len(values), requires_grad=True) for name, values in START.items()}
+    own = torch.zeros(len(gemm_sm90_fit.CANDIDATES), 3, requires_grad=True)
+    solver = torch.optim.LBFGS(
+        [*logs.values(), own], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe",
+        tolerance_change=1e-9,
+    )  # fmt: skip
+
+    def constants() -> dict[str, torch.Tensor]:
+        return {name: start[name] * logs[name].exp() for name in start}
+
+    def step() -> torch.Tensor:
+        solver.zero_grad()
+        loss = data.loss(data.clocks(constants(), own.exp()).log(), used)
+        loss = loss + FACTOR_WEIGHT * own.square().sum()
+        loss = loss + CONSTANT_WEIGHT * sum(value.square().sum() for value in logs.values())
+        loss.backward()
+        return loss
+
+    solver.step(step)
+    found = {name: tuple(float(f"{value:.4g}") for value in values) for name, values in constants().items()}
+    return found, [tuple(round(value, 3) for value in row) for row in own.exp().tolist()]
+
+
+def chosen_regrets(data: Data, model: Model) -> dict[str, list[float]]:
+    """By way of timing, of each shape, what a model would lose; NaN where nothing was timed so."""
+    constants = {name: torch.tensor(values) for name, values in model[0].items()}
+    modelled = data.clocks(constants, torch.tensor(model[1]))
+    found = {}
+    for mode, slower in data.slower.items():
+        least: dict[int, tuple[float, float]] = {}
+        rows = zip(data.owners.tolist(), modelled.tolist(), slower.tolist(), strict=True)
+        for owner, clocks, lost in rows:
+            if not math.isnan(lost):
+                least[owner] = min(least.get(owner, (math.inf, 0.0)), (clocks, lost))
+        found[mode] = [math.exp(least.get(number, (0, math.nan))[1]) for number in range(len(data.shapes))]
+    return found
+
+
+def cross_validated(data: Data) -> dict[str, list[float]]:
+    """As `chosen_regrets`, each shape by a model that has seen other sizes."""
+    folds = torch.tensor([sum(map(ord, f"{s.problem.m} {s.problem.n} {s.problem.k}")) % FOLDS for s in data.shapes])
+    found: dict[str, list[float]] = {mode: [math.nan] * len(data.shapes) for mode in MODES}
+    for fold in range(FOLDS):
+        regrets = chosen_regrets(data, fit(data, (folds != fold)[data.owners]))
+        for mode in MODES:
+            for number in (folds == fold).nonzero().flatten().tolist():
+                found[mode][number] = regrets[mode][number]
+    return found
+
+
+def in_doubles(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def with_doubles(*arguments: Any) -> Any:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return function(*arguments)
+        finally:
+            torch.set_default_dtype(before)
+
+    return with_doubles
+
+
+@in_doubles
+def report_fit(shapes: Sequence[Timed]) -> None:
+    """Fits, writes the model, and prints the regret: of the fit, and cross-validated."""
+    data = Data(shapes)
+    model = fit(data, torch.ones(len(data.plans), dtype=torch.bool))
+    Path(gemm_sm90_fit.__file__).write_text(text(model))
+    print("\n".join(summary("fitted", chosen_regrets(data, model))))
+    print("\n".join(summary("cross-validated", cross_validated(data))))
+
+
+def text(model: Model) -> str:
+    """The module `cute_kernels.plan.gemm_sm90_fit` of a model."""
+    constants = "".join(f'    "{name}": {values},\n' for name, values in model[0].items())
+    rows = zip(gemm_sm90_fit.CANDIDATES.items(), model[1], strict=True)
+    candidates = [f"{tuple(map(int, tile))}: ({stores}, {factors})," for (tile, (stores, _)), factors in rows]
+    pairs = [" ".join(candidates[i : i + 2]) for i in range(0, len(candidates), 2)]
+    before, _, rest = Path(gemm_sm90_fit.__file__).read_text().partition("# fmt: off\n")
+    _, _, after = rest.partition("# fmt: on\n")
+    table = "CANDIDATES = {\n" + "".join(f"    {pair}\n" for pair in pairs) + "}\n"
+    return f"{before}# fmt: off\nCONSTANTS = {{\n{constants}}}\n{table}# fmt: on\n{after}"
+
+
+# --- regret ----------------------------------------------------------------------------------------------------------
+
+
+def regrets(shapes: Sequence[Timed]) -> dict[str, list[float]]:
+    """By way of timing, of each shape, time of the chooser's choice over that of the fastest; NaN where none is."""
+    return {
+        mode: [shape.regret(mode, shape.choice(mode)) if shape.times[mode] else math.nan for shape in shapes]
+        for mode in MODES
+    }
+
+
+def report_regrets(shapes: Sequence[Timed]) -> None:
+    """Prints mean, 95th percentile and most of the regrets, of all and of each kind, and cuBLAS's time over ours."""
+    found = regrets(shapes)
+    print("\n".join(summary("all", found)))
+    for kind in dict.fromkeys(shape.kind for shape in shapes):
+        own = {mode: [v for v, shape in zip(found[mode], shapes) if shape.kind == kind] for mode in MODES}
+        print("\n".join(summary(kind, own)))
+    missed = sum(make_plan(shape.problem, arch="sm_90a").config not in shape.times["sustained"] for shape in shapes)
+    print(f"the choice was timed for {len(shapes) - missed} of {len(shapes)} shapes; of the others, what was comes next")
+    for mode in MODES:
+        ratios = defaultdict(list)
+        for shape in shapes:
+            if mode in shape.peers and shape.times[mode]:
+                ratios[shape.kind].append(shape.peers[mode] / shape.times[mode][shape.choice(mode)])
+        for kind, values in ratios.items():
+            mean, least = statistics.geometric_mean(values), min(values)
+            print(f"cuBLAS / chosen, {mode:9} {kind:16} {len(values):4} shapes: mean {mean:.3f}, least {least:.3f}")
+
+
+def summary(name: str, found: dict[str, list[float]]) -> list[str]:
+    lines = []
+    for mode, values in found.items():
+        timed = sorted(value for value in values if not math.isnan(value))
+        if timed:
+            mean, most = statistics.mean(timed), timed[-1]
+            lines.append(
+                f"chosen / fastest, {mode:9} {name:16} {len(timed):4} shapes: mean {mean:.3f}, "
+                f"95% {percentile(timed):.3f}, most {most:.3f}"
+            )
+    return lines
+
+
+def percentile(ordered: Sequence[float], share: float = 0.95) -> float:
+    """Between neighbours in proportion."""
+    place = share * (len(ordered) - 1)
+    lower = math.floor(place)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] + (place - lower) * (ordered[upper] - ordered[lower])
