@@ -4,8 +4,8 @@
     python -m bench.choices fit FILE ...       # writes cute_kernels/plan/gemm_sm90_fit.py, prints regrets
     python -m bench.choices regret FILE ...    # of shapes that were kept out; with --all of all
 
-A file is what ``time`` has written, or an archive with such files: bench/results/2026-11-29-h200.tar.xz. "Regret" is the
-time of the chooser's choice over that of the fastest candidate.
+A file is what ``time`` has written, or an archive of such: bench/results/2026-11-29-h200.tar.xz. "Regret" is the time
+of the chooser's choice over that of the fastest candidate.
 
 A shape is of a kind, what is multiplied and what follows, in the shares of `KINDS`. One in three is a layer of a vision
 or language model at some number of images or rows; the others have M log-uniform from 1 to 65,536, N and K from 64 to
@@ -364,6 +364,11 @@ def rested(timer: search.Timer) -> float:
     return timer()
 
 
+def read(paths: Sequence[Path]) -> list[choices_fit.Timed]:
+    """Shapes and times of files of ``time``, or of archives."""
+    return choices_fit.read(paths, {kind: fields for kind, (_, fields) in KINDS.items()})
+
+
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
@@ -502,7 +507,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "time":
         measure(Files(args.output), args.seed, args.count, args.seconds, args.peers)
         return 0
-    shapes = choices_fit.read(args.files, {kind: fields for kind, (_, fields) in KINDS.items()})
+    shapes = read(args.files)
     if args.command == "fit":
         choices_fit.report_fit([shape for shape in shapes if not held_out(shape.problem)])
     else:

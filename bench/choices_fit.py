@@ -1,19 +1,20 @@
 """What `bench.choices` has timed: the fit of the SM90 GEMM's chooser, and how near to the fastest its choice is.
 
-The model is `cute_kernels.plan.gemm_sm90`'s own, given tensors for numbers. A fit looks for the constants, and for three
-factors of each candidate, with which the ratios of modelled times within a shape are nearest to those that were timed,
-and with which little is lost where the least modelled time is chosen. Factors stay near 1 where timings say little.
+The model is `cute_kernels.plan.gemm_sm90`'s own, given tensors for numbers. A fit looks for the constants, and for
+three factors of each candidate, with which the ratios of modelled times within a shape are nearest to those that were
+timed, and with which little is lost where the least modelled time is chosen. Factors stay near 1 where timings say
+little.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import functools
 import io
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ CHOSEN_WEIGHT = 0.1
 FACTOR_WEIGHT = 3e-3
 CONSTANT_WEIGHT = 1e-4
 """What the logarithm of a factor, or of a constant over that of `START`, costs when it is squared."""
+
+MEMORY_BYTES_PER_CLOCK = 2800
+"""4.8 TB/s of an H200 at 1.7 GHz."""
 
 FOLDS = 5
 
@@ -119,6 +123,7 @@ class Data:
         ratios = [plan.tiles / plan.most_clusters for plan in plans]
         self.blocks = tensor(-(-plan.k_blocks // plan.config.split_k) for plan in plans)
         self.waves, self.fill = tensor(map(sm90.waves, ratios)), tensor(min(1.0, ratio) for ratio in ratios)
+        self.memory = tensor(map(self._memory_clocks, plans))
         self.slower: dict[str, torch.Tensor] = {}
         for mode in MODES:
             times = [shapes[owner].times[mode] for owner in owners]
@@ -129,8 +134,14 @@ class Data:
             self.slower[mode] = tensor(slower).log()
 
     def clocks(self, constants: dict[str, Sequence[torch.Tensor]], factors: torch.Tensor) -> torch.Tensor:
+        """Modelled time of every candidate, and of memory, which is the same for all of a shape and hides the rest."""
         of_plans = sm90.terms(self.parts, constants, tuple(factors[self.tiles].unbind(1)))
-        return sm90.clocks(of_plans, self.blocks, self.waves, self.fill)
+        return (sm90.clocks(of_plans, self.blocks, self.waves, self.fill) ** 4 + self.memory**4) ** 0.25
+
+    @staticmethod
+    def _memory_clocks(plan: Any) -> float:
+        p = plan.problem
+        return ((p.m + p.n) * p.k * plan.in_bytes + p.m * p.n * plan.out_bytes) / MEMORY_BYTES_PER_CLOCK
 
     def loss(self, modelled: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
         """Of the logarithms of modelled times: errors, and the time that is lost where they choose."""
@@ -214,27 +225,25 @@ def cross_validated(data: Data) -> dict[str, list[float]]:
     return found
 
 
-def in_doubles(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def with_doubles(*arguments: Any) -> Any:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            return function(*arguments)
-        finally:
-            torch.set_default_dtype(before)
-
-    return with_doubles
+@contextlib.contextmanager
+def doubles() -> Iterator[None]:
+    """Tensors have FP64 elements meanwhile."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
-@in_doubles
 def report_fit(shapes: Sequence[Timed]) -> None:
     """Fits, writes the model, and prints the regret: of the fit, and cross-validated."""
-    data = Data(shapes)
-    model = fit(data, torch.ones(len(data.plans), dtype=torch.bool))
+    with doubles():
+        data = Data(shapes)
+        model = fit(data, torch.ones(len(data.plans), dtype=torch.bool))
+        lines = summary("fitted", chosen_regrets(data, model)) + summary("cross-validated", cross_validated(data))
     Path(gemm_sm90_fit.__file__).write_text(text(model))
-    print("\n".join(summary("fitted", chosen_regrets(data, model))))
-    print("\n".join(summary("cross-validated", cross_validated(data))))
+    print("\n".join(lines))
 
 
 def text(model: Model) -> str:
@@ -267,8 +276,10 @@ def report_regrets(shapes: Sequence[Timed]) -> None:
     for kind in dict.fromkeys(shape.kind for shape in shapes):
         own = {mode: [v for v, shape in zip(found[mode], shapes) if shape.kind == kind] for mode in MODES}
         print("\n".join(summary(kind, own)))
-    missed = sum(make_plan(shape.problem, arch="sm_90a").config not in shape.times["sustained"] for shape in shapes)
-    print(f"the choice was timed for {len(shapes) - missed} of {len(shapes)} shapes; of the others, what was comes next")
+    own = [make_plan(shape.problem, arch="sm_90a").config for shape in shapes]
+    missed = {mode: sum(config not in s.times[mode] for config, s in zip(own, shapes)) for mode in MODES}
+    counts = ", ".join(f"{mode} {count}" for mode, count in missed.items())
+    print(f"shapes whose choice was not timed, so that the next one was judged: {counts} of {len(shapes)}")
     for mode in MODES:
         ratios = defaultdict(list)
         for shape in shapes:

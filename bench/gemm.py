@@ -35,10 +35,10 @@ from bench.peers import OURS, Peer
 from bench.peers import gemm_peers as peers_module
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
-from cute_kernels.config import GemmConfig, Sm80GemmConfig
+from cute_kernels.config import GemmConfig, GemmProblem, Sm80GemmConfig
+from cute_kernels.plan import ARCHS, sm80
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
 from cute_kernels.plan import gemm_sm100 as sm100_gemm
-from cute_kernels.plan import sm80
 from cute_kernels.plan.config_codec import spell
 from cute_kernels.plan.registry import MMA_SYNC
 
@@ -55,7 +55,7 @@ PEERS = (
 
 
 CANDIDATES: dict[str, tuple[GemmConfig, ...]] = {
-    "sm_90a": tuple(sm90_gemm.CANDIDATES),
+    "sm_90a": tuple(plan.config for plan in sm90_gemm.candidates(GemmProblem(4096, 4096, 4096), ARCHS["sm_90a"], 132)),
     "sm_100a": tuple(sm100_gemm.CANDIDATES),
     **dict.fromkeys(MMA_SYNC, tuple(sm80.candidates(Sm80GemmConfig))),
 }

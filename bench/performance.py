@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import archive, overview, tune_gemm
+from bench import archive, choices, choices_fit, overview
 from bench.image_cases import ImagesCase, make_cases, problem
 from bench.peers import OURS
 from bench.results import HEADER, CaseResult, PeerResult, Results, case_rows, from_json, markdown, reference_ms
@@ -29,6 +30,9 @@ PAGE = TEXT.parents[1] / "docs" / "performance.md"
 DAY = "2026-11-21-h200"
 LAYERS = "2026-11-26-h100"
 """Archive of the last measurement of the layers of towers."""
+
+CHOICES = "2026-11-29-h200.tar.xz"
+"""Archive of the shapes that were drawn for the chooser of the GEMM."""
 
 
 def read(name: str) -> Results:
@@ -283,19 +287,14 @@ def layers() -> str:
 
 
 def choice() -> str:
-    """Time of the chosen configuration over that of the fastest that was timed."""
-    longer = tune_gemm.read_bench(archive.recorded(f"{DAY}/gemm-configs.json"))
-    tuned = [case for case in tune_gemm.read(archive.recorded(f"{DAY}/gemm-tune.json")) if case.case.m > 64]
-    groups = {
-        "`gemm`, timed for longer, bursts": longer[::2],
-        "`gemm`, timed for longer, sustained": longer[1::2],
-        "`gemm`, tuner, more than 64 rows": tuned,
-    }
+    """Time of the chosen configuration over that of the fastest that was timed, of shapes that no fit has seen."""
+    shapes = [s for s in choices.read([archive.RESULTS / CHOICES]) if choices.held_out(s.problem)]
     lines = []
-    for name, group in groups.items():
-        found = [value for entry in group if (value := tune_gemm.regret(entry)) is not None]
-        lines.append((name, str(len(found)), f"{statistics.mean(found):.3f}", f"{max(found):.3f}"))
-    return markdown(("what", "cases", "mean", "most"), lines)
+    for mode, values in choices_fit.regrets(shapes).items():
+        found = sorted(value for value in values if not math.isnan(value))
+        numbers = statistics.mean(found), choices_fit.percentile(found), found[-1]
+        lines.append((f"`gemm`, {mode}", str(len(found)), *(f"{number:.3f}" for number in numbers)))
+    return markdown(("what", "shapes", "mean", "95%", "most"), lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -3,7 +3,6 @@
     python -m bench.tune measure --output FILE.json    # on an SM90 or SM100 GPU
     python -m bench.tune fit FILE.json                 # anywhere: coefficients and how well they choose
     python -m bench.tune measure --operation gemm --output FILE.json   # the dense GEMM: bench/tune_gemm.py
-    python -m bench.tune fit --operation gemm FILE.json ...
 
 A time is that of one launch in a CUDA graph of 24, median of 7 replays; every candidate's output is compared with
 FP64 first. The fit is non-negative least squares on relative errors per class (weight, order), where a timing counts
@@ -195,21 +194,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--cases", type=sizes, nargs="+", metavar="A,B,..",
         help="instead of all: positions,N,K,images of the patch embed, or M,N,K of the dense GEMM",
     )  # fmt: skip
-    fitting.add_argument("files", type=Path, nargs="+", help="of measure; of the GEMM also of bench.gemm --configs")
-    for command in (measuring, fitting):
-        command.add_argument("--operation", choices=("patch-embed", "gemm"), default="patch-embed")
+    measuring.add_argument("--operation", choices=("patch-embed", "gemm"), default="patch-embed")
+    fitting.add_argument("files", type=Path, nargs="+", help="of measure")
     arguments = parser.parse_args(argv)
-    if arguments.operation == "gemm":
-        if arguments.command == "measure":
-            cases = tune_gemm.CASES if arguments.cases is None else tune_gemm.of_sizes(arguments.cases)
-            tune_gemm.measure(arguments.output, cases)
-        else:
-            tune_gemm.report_fit(arguments.files)
-        return 0
-    if arguments.command == "measure":
-        measure(arguments.output, CASES if arguments.cases is None else arguments.cases)
-    else:
+    if arguments.command == "fit":
         report(arguments.files)
+    elif arguments.operation == "gemm":
+        cases = tune_gemm.CASES if arguments.cases is None else tune_gemm.of_sizes(arguments.cases)
+        tune_gemm.measure(arguments.output, cases)
+    else:
+        measure(arguments.output, CASES if arguments.cases is None else arguments.cases)
     return 0
 
 

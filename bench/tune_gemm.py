@@ -15,13 +15,11 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import torch
-from scipy.optimize import least_squares
 
 from bench import archive, results
 from bench.compile_ahead import compile_all
@@ -30,7 +28,7 @@ from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations.gemm import GEMM
-from cute_kernels.plan import candidate_plans, make_plan
+from cute_kernels.plan import candidate_plans, gemm_sm90_fit, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
 from cute_kernels.plan.gemm import GemmPlan
 
@@ -171,97 +169,21 @@ def read_bench(path: Path) -> list[Timings]:
     return found
 
 
-# --- fitting ---------------------------------------------------------------------------------------------------------
-
-FITTED = (
-    "FETCHED_BYTES_PER_CLOCK", "FIRST_BYTES_PER_CLOCK", "BLOCK_CLOCKS", "PINGPONG_GAIN", "TILE_CLOCKS",
-    "EPILOGUE_CLOCKS_PER_KELEMENT", "BUFFER_CLOCKS", "CLUSTER_CLOCKS", "SPLIT_CLOCKS", "SPLIT_BYTES_PER_CLOCK",
-    "TRANSPOSED_GAIN",
-)  # fmt: skip
-"""Constants of `cute_kernels.plan.gemm_sm90`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
-
-BENCH_WEIGHT = 3.0
-"""What a timing of `bench.gemm` counts in a fit: it is of a longer run."""
-
-FAST_ENOUGH = 2.2
-"""Slower configurations than this many times the fastest say nothing about the choice and are left out of the fit."""
-
-CLOSENESS = 3
-"""Power of (fastest / time) by which a timing counts: what matters is that the best are ranked well."""
-
-
-def fit(measured: Sequence[tuple[Timings, float]]) -> dict[str, float]:
-    """The constants with which the ratios of modelled times within a case are nearest to those of the timings.
-
-    Args:
-        measured: timings, and what each of their residuals counts.
-    """
-    start = {name: float(getattr(sm90_gemm, name)) for name in FITTED}
-    cases = [(list(comparable(entry)), weight) for entry, weight in measured]
-
-    def residuals(logs: Sequence[float]) -> Iterator[float]:
-        with mock.patch.multiple(sm90_gemm, **scaled(start, logs)):
-            for rows, weight in cases:
-                terms = [(math.log(sm90_gemm.modelled_clocks(plan) / value), share) for value, plan, share in rows]
-                mean = sum(term * share for term, share in terms) / sum(share for _, share in terms)
-                for term, share in terms:
-                    yield (term - mean) * share * weight / math.sqrt(len(terms))
-        # Without data for a constant, it stays.
-        yield from (0.01 * value for value in logs)
-
-    solved = least_squares(lambda logs: list(residuals(logs)), [0.0] * len(FITTED), loss="soft_l1", f_scale=0.03)
-    return scaled(start, solved.x)
-
-
-def scaled(start: dict[str, float], logs: Sequence[float]) -> dict[str, float]:
-    return {name: value * math.exp(log) for (name, value), log in zip(start.items(), logs, strict=True)}
-
-
-def comparable(entry: Timings) -> Iterator[tuple[float, GemmPlan, float]]:
-    """Microseconds, plan and importance of what is timed in the usual order of tiles, which the model does not see."""
-    fastest = entry.ours[0][0]
-    for value, config in entry.ours:
-        plan = make_plan(problem(entry.case), config, "sm_90a")
-        usual = sm90_gemm.tile_group(plan) if config.transposed else 8
-        if value <= FAST_ENOUGH * fastest and config.group_m == usual:
-            yield value, plan, (fastest / value) ** CLOSENESS
-
-
-def report_fit(paths: Sequence[Path]) -> None:
-    """Fits to files of `measure` and of `bench.gemm`, and prints the constants and the regret before and after."""
-    measured = []
-    for path in paths:
-        own = "operation" in json.loads(archive.read_text(path))
-        measured += [(entry, 1.0 if own else BENCH_WEIGHT) for entry in (read(path) if own else read_bench(path))]
-    fitted = fit(measured)
-    for name, value in fitted.items():
-        print(f"{name} = {value:.4g}, now {getattr(sm90_gemm, name)}")
-    for title, constants in (("now", {name: getattr(sm90_gemm, name) for name in FITTED}), ("fitted", fitted)):
-        with mock.patch.multiple(sm90_gemm, **constants):
-            found = [value for entry, _ in measured if (value := regret(entry)) is not None]
-        mean, most = (f"{function(found):.4f}" if found else "-" for function in (statistics.mean, max))
-        print(f"chosen / fastest, {title}: mean {mean}, most {most}; {len(found)} of {len(measured)} cases")
-
-
 def regret(entry: Timings) -> float | None:
     """Time of the chooser's tile, cluster and split over that of the fastest configuration; None if none was timed.
 
     It chooses among its candidates that were timed. Of the same tile in several orders or with other store stages, what
     the chooser takes, or else the slowest.
     """
-    candidates = set(map(tile, sm90_gemm.CANDIDATES))
-    plans = [make_plan(problem(entry.case), config, "sm_90a") for _, config in entry.ours if tile(config) in candidates]
+    plans = [make_plan(problem(entry.case), config, "sm_90a") for _, config in entry.ours]
+    plans = [plan for plan in plans if sm90_gemm.tile(plan.config) in gemm_sm90_fit.CANDIDATES]
     if not plans:
         return None
     best = min(plans, key=sm90_gemm.modelled_clocks)
     chosen = dataclasses.replace(best.config, group_m=sm90_gemm.tile_group(best))
-    times = [(config == chosen, value) for value, config in entry.ours if tile(config) == tile(chosen)]
+    own = sm90_gemm.tile(chosen)
+    times = [(config == chosen, value) for value, config in entry.ours if sm90_gemm.tile(config) == own]
     return max(times)[1] / entry.ours[0][0]
-
-
-def tile(config: Sm90GemmConfig) -> tuple[int, ...]:
-    own = (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n)
-    return (*own, config.pingpong, config.split_k, config.transposed)
 
 
 def report(measured: Sequence[Timings], file=None) -> None:

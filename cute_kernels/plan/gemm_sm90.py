@@ -21,7 +21,6 @@ from cute_kernels.plan import gemm_sm90_fit as fitted
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import (
-    LEAST_ROW_BYTES,
     SWIZZLE_BYTES,
     WARP_ROWS,
     WgmmaPair,
@@ -433,7 +432,9 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
         if m <= more_rows or n <= more_columns or slices > k_blocks:
             continue
         ratio = -(-m // rows) * -(-n // columns) * batches / most
-        time = clocks(of_candidate, -(-k_blocks // slices), waves(ratio), min(1.0, ratio))
+        blocks = -(-k_blocks // slices)
+        full = ratio > 1
+        time = clocks(of_candidate, blocks, waves(ratio) if full else 1.0, 1.0 if full else ratio)
         if time < least:
             least, chosen = time, config
     return dataclasses.replace(chosen, group_m=tile_group(Sm90GemmPlan(problem, chosen, arch, sm_count)))

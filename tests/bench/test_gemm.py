@@ -14,7 +14,6 @@ from bench.peers import OURS, Candidate, PeerUnavailable
 from bench.peers.gemm_peers import build_ours, build_quack
 from bench.timing import Protocol, Run
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig
-from cute_kernels.plan.gemm_sm90 import CANDIDATES
 
 pytestmark = pytest.mark.usefixtures("few_input_sets")
 
@@ -40,7 +39,7 @@ def test_peers_are_chosen_by_name_and_ours_is_always_there(capsys: pytest.Captur
 
 def test_configs() -> None:
     configs = program.chosen_configs(["candidates", "tile_n=192,pingpong=1"], "sm_90a")
-    assert list(configs.values()) == [*CANDIDATES, Sm90GemmConfig(tile_n=192, pingpong=True)]
+    assert list(configs.values()) == [*program.CANDIDATES["sm_90a"], Sm90GemmConfig(tile_n=192, pingpong=True)]
     assert program.chosen_configs(["stages=3"], "sm_100a") == {"stages=3": Sm100GemmConfig(stages=3)}
     for text in ("tile_k=3", "stages", "stages=many"):
         with pytest.raises(ValueError, match="tile_k|stages|many"):

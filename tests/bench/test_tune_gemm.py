@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from bench import tune, tune_gemm
+from bench import tune_gemm
 from bench.archive import recorded
-from bench.gemm_cases import GemmCase, siglip2, squares
-from cute_kernels.config import Sm90GemmConfig
-from cute_kernels.plan import gemm_sm90 as sm90_gemm
+from bench.gemm_cases import GemmCase
 from cute_kernels.plan import make_plan
-from cute_kernels.plan.gemm import GemmPlan
 from tests.nightly import daily_or_all
 
 CASE = GemmCase("small", 512, 256, 128)
@@ -41,10 +37,6 @@ def test_files_survive_and_others_are_refused(tmp_path: Path, capsys: pytest.Cap
     lines = capsys.readouterr().out.splitlines()
     assert "torch / fastest 3.500, chosen / fastest 1.500: 2.00 " in lines[0]
     assert "torch / fastest 1.273, chosen / fastest 1.000: 5.50 " in lines[1]
-    assert tune.main(["fit", "--operation", "gemm", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2] == "chosen / fastest, now: mean 1.2500, most 1.5000; 2 of 2 cases"
-    assert [line.split(" = ")[0] for line in lines[:-2]] == list(tune_gemm.FITTED)
     with pytest.raises(ValueError, match="no timings of the dense GEMM"):
         tune_gemm.read(recorded("2026-11-21-h200/tune.json"))
 
@@ -53,28 +45,6 @@ def test_regret_needs_the_chosen_configuration() -> None:
     assert tune_gemm.regret(timings(3.0, 2.0)) == 1.5
     others = tune_gemm.Timings(CASE, 7.0, timings(3.0, 2.0).ours[:1])
     assert tune_gemm.regret(others) is None
-
-
-def planned(entry: tune_gemm.Timings, config: Sm90GemmConfig) -> GemmPlan:
-    return make_plan(tune_gemm.problem(entry.case), config, "sm_90a")
-
-
-def test_a_fit_finds_the_constants_that_made_the_timings() -> None:
-    """Times of a machine with other constants, each at its own scale: the ratios within a case say which."""
-    others = {"FETCHED_BYTES_PER_CLOCK": 60.0, "BLOCK_CLOCKS": 220.0, "SPLIT_CLOCKS": 3000.0}
-    measured = []
-    for scale, case in enumerate((*squares((512, 2048)), *siglip2((1, 8))), 1):
-        plans = tune_gemm.plans(case)[:20]
-        with mock.patch.multiple(sm90_gemm, **others):
-            ours = [(sm90_gemm.modelled_clocks(plan) * scale, plan.config) for plan in plans]
-        ours.sort(key=lambda pair: pair[0])
-        measured.append((tune_gemm.Timings(case, 1.0, tuple(ours)), 1.0))
-    fitted = tune_gemm.fit(measured)
-    assert fitted["FETCHED_BYTES_PER_CLOCK"] == pytest.approx(60, rel=0.1)
-    assert fitted["BLOCK_CLOCKS"] == pytest.approx(220, rel=0.1)
-    with mock.patch.multiple(sm90_gemm, **fitted):
-        for entry, _ in measured:
-            assert min(entry.ours, key=lambda pair: sm90_gemm.modelled_clocks(planned(entry, pair[1]))) == entry.ours[0]
 
 
 def test_a_run_of_bench_gemm_is_read_per_way_of_timing() -> None:

@@ -7,13 +7,20 @@ import itertools
 from collections.abc import Iterable
 
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.plan import ARCHS, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
 from cute_kernels.plan import gemm_sm100 as sm100_gemm
-from cute_kernels.plan import make_plan
 from tests.gpu import architecture
 
+CANDIDATES = [
+    plan.config
+    for plan in sm90_gemm.candidates(
+        GemmProblem(4096, 4096, 4096, bias=True, row_scale=True, column_scale=True), ARCHS["sm_90a"], 132
+    )
+]
+
 SM90 = (
-    *(c for c in sm90_gemm.CANDIDATES if c.split_k == 1 and not c.transposed and c.store_stages < 10),
+    *(c for c in CANDIDATES if c.split_k == 1 and not c.transposed and c.store_stages < 10),
     Sm90GemmConfig(128, 256, 3, 1, 2),
     Sm90GemmConfig(128, 128, 4, 2, 2),
     Sm90GemmConfig(128, 128, 2, 1, 1),
@@ -28,7 +35,7 @@ SM90 = (
 )
 
 TRANSPOSED = (
-    *(config for config in sm90_gemm.CANDIDATES if config.transposed),
+    *(config for config in CANDIDATES if config.transposed),
     Sm90GemmConfig(256, 112, 4, 1, 2, store_stages=2, transposed=True),
     Sm90GemmConfig(64, 96, 6, 2, 2, pingpong=True, store_stages=2, transposed=True),
     Sm90GemmConfig(64, 32, 8, 1, 1, store_stages=1, split_k=4, transposed=True),
@@ -73,7 +80,7 @@ CONFIGS = SELECTIONS[architecture.at_hand() or "sm_90a"]
 HALF_CONFIGS = CONFIGS + (TRANSPOSED if CONFIGS is SM90 else ())
 """Configurations for outputs of 16 bits."""
 NARROW = {
-    "sm_90a": tuple(config for config in sm90_gemm.CANDIDATES if config.store_stages == 10),
+    "sm_90a": tuple(config for config in CANDIDATES if config.store_stages == 10),
     "sm_100a": (Sm100GemmConfig(tile_n=64, stages=3, store_stages=1),),
 }[architecture.at_hand() or "sm_90a"]
 """For results of 8 bits: on SM90 with a store buffer for every region of a tile, which others have no room for."""

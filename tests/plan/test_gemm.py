@@ -10,8 +10,8 @@ from bench.gemm_cases import siglip2, squares
 from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
-from cute_kernels.plan import PLANNERS, candidate_plans, make_plan
-from cute_kernels.plan.gemm_sm90 import CANDIDATES, TILES
+from cute_kernels.plan import ARCHS, PLANNERS, candidate_plans, gemm_sm90, gemm_sm90_fit, make_plan
+from cute_kernels.plan.gemm_sm90 import TILES
 from cute_kernels.plan.gemm_sm100 import CANDIDATES as CANDIDATES_100
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE
 
@@ -192,9 +192,10 @@ def test_every_candidate_is_legal_at_every_size() -> None:
                 problem = GemmProblem(m, n, 768, out_dtype=out_dtype)
                 chosen = make_plan(problem, arch="sm_90a")
                 assert make_plan(problem, chosen.config) == chosen
-    for candidate in CANDIDATES:
-        assert make_plan(square(4096), candidate).smem_bytes <= 232_448
-    assert len(set(CANDIDATES)) == len(CANDIDATES)
+    plans = gemm_sm90.candidates(square(4096), ARCHS["sm_90a"], 132)
+    assert len({gemm_sm90.tile(plan.config) for plan in plans}) == len(plans) == len(gemm_sm90_fit.CANDIDATES)
+    for plan in plans:
+        assert make_plan(square(4096), plan.config, "sm_90a") == plan and plan.config.stages >= 3
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
