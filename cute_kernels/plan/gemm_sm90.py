@@ -290,9 +290,9 @@ Parts = tuple[Numbers, ...]
 
 
 def parts(plan: Sm90GemmPlan) -> Parts:
-    """What the constants of the model multiply: numbers of a configuration and of element types, whatever the sizes.
+    """Numbers that the constants of the model multiply: of a configuration and of element types, whatever the sizes.
 
-    Of a launch; of a tile besides its K blocks and its epilogue; of an epilogue, elements in thousands and store
+    Those of a launch; of a tile besides its K blocks and its epilogue; of an epilogue, elements in thousands and store
     buffers; of a K block and of what hides what.
     """
     c, p = plan.config, plan.problem
@@ -375,7 +375,7 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
 
 
 def _terms(plan: Sm90GemmPlan) -> Numbers:
-    """Of a plan, with the factors of its tile where it is a candidate."""
+    """With the factors of its tile where it is a candidate."""
     _, factors = fitted.CANDIDATES.get(tile(plan.config), (0, (1.0, 1.0, 1.0)))
     return terms(parts(plan), fitted.CONSTANTS, factors)
 
@@ -401,7 +401,7 @@ def candidates(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Gemm
 
 @functools.lru_cache(maxsize=256)
 def _choices(kind: GemmProblem, arch: Arch, sm_count: int) -> list[tuple]:
-    """Of each candidate what a choice needs, for all problems that differ in nothing but their sizes.
+    """Numbers of each candidate that a choice needs, for all problems that differ in nothing but their sizes.
 
     Configuration, rows and columns of a cluster, those that have to be there for none of its CTAs to idle, clusters
     that are resident, slices of K, terms.

@@ -1,4 +1,4 @@
-"""What the SM90 GEMM's chooser was fitted to be; `python -m bench.choices fit` writes the numbers.
+"""Fitted numbers of the SM90 GEMM's chooser, which `python -m bench.choices fit` writes.
 
 ``CONSTANTS``: clocks, bytes and shares that `cute_kernels.plan.gemm_sm90.terms` names.
 ``CANDIDATES``: by tile (rows, columns, cluster, pingpong, slices of K, transposed; `gemm_sm90.tile`), store buffers and
