@@ -1,6 +1,5 @@
 // What lanes access: whether it is there and may be accessed, in shared and in global memory.
-#ifndef CUTE_KERNELS_ACCESSES_H
-#define CUTE_KERNELS_ACCESSES_H
+#pragma once
 #include <stddef.h>
 #include <string.h>
 
@@ -124,5 +123,3 @@ INLINE int find_global(const Tables *t, Lanes *lanes, int write, int64_t nbytes,
   }
   return 1;
 }
-
-#endif

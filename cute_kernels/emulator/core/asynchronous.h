@@ -1,6 +1,5 @@
 // Asynchronous work, for the units that issue it.
-#ifndef CUTE_KERNELS_ASYNCHRONOUS_H
-#define CUTE_KERNELS_ASYNCHRONOUS_H
+#pragma once
 #include "core.h"
 
 #define CLOCK_BYTES(width) (ROWS * (width) * (int64_t)sizeof(int32_t))  // of a matrix of clocks
@@ -20,5 +19,3 @@ int32_t bulk_load_run(WorkQueues *all, BulkCopy *copy);
 int32_t bulk_read_run(WorkQueues *all, BulkCopy *copy);
 int32_t bulk_write_run(WorkQueues *all, BulkCopy *copy);
 int32_t wgmma_run(WorkQueues *all, const WgmmaWork *work);
-
-#endif

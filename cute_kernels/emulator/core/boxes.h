@@ -1,6 +1,5 @@
 // Where a bulk copy's bytes are, in global and in shared memory.
-#ifndef CUTE_KERNELS_BOXES_H
-#define CUTE_KERNELS_BOXES_H
+#pragma once
 #include "core.h"
 
 enum { CHUNK = 16, GROUP = 32 };  // bytes that a swizzle moves as one; pixels of 128 that a halo follows
@@ -37,5 +36,3 @@ int64_t pieces_span(const BulkCopy *copy, int64_t offset);
 void box_load(const BulkCopy *copy, const Rows *rows, uint8_t *data, int64_t offset);
 void box_read(const BulkCopy *copy, const uint8_t *data, int64_t offset, uint8_t *box);
 void box_write(const BulkCopy *copy, const Rows *rows, const uint8_t *box);
-
-#endif

@@ -1,6 +1,5 @@
 // Bulk copies, for their own parts.
-#ifndef CUTE_KERNELS_BULK_COPIES_H
-#define CUTE_KERNELS_BULK_COPIES_H
+#pragma once
 #include "asynchronous.h"
 #include "boxes.h"
 #include "bytecode.h"
@@ -26,5 +25,3 @@ int races_to_cta(Tables *t, BulkCopy *copy, int first);
 int races_of_store(Tables *t, BulkCopy *copy, const Pieces *source, const Rows *target);
 // The copy is about to signal its mbarrier.
 int pass_on(Tables *t, const BulkCopy *copy);
-
-#endif

@@ -1,6 +1,5 @@
 // What the parts of the interpreter share: its machine, and the functions that instructions consist of.
-#ifndef CUTE_KERNELS_BYTECODE_H
-#define CUTE_KERNELS_BYTECODE_H
+#pragma once
 #include <string.h>
 
 #include "core.h"
@@ -121,6 +120,4 @@ int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *
 #define EACH_LANE _Pragma("clang loop vectorize(assume_safety)") for (int lane = 0; lane < LANES; lane++)
 #else
 #define EACH_LANE _Pragma("GCC ivdep") for (int lane = 0; lane < LANES; lane++)
-#endif
-
 #endif

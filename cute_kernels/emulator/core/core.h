@@ -1,8 +1,7 @@
 // Every function of the core that Python calls, or bytecode in its place.
 //
 // layout.py reads these declarations too: `EXPORT type name(type parameter, ...);`, one of them a statement.
-#ifndef CUTE_KERNELS_CORE_H
-#define CUTE_KERNELS_CORE_H
+#pragma once
 #include "state.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -147,5 +146,3 @@ EXPORT int32_t access_record_whole(const Access *access, void *ask);
 EXPORT int32_t generic_record_whole(const Context *context, const GenericAccess *generic, void *ask);
 // How many loads and stores of warps this thread decided for all lanes at once.
 EXPORT int64_t accesses_together(void);
-
-#endif

@@ -1,6 +1,5 @@
 // Operands of tensor cores in shared memory, for those who multiply them.
-#ifndef CUTE_KERNELS_DESCRIPTORS_H
-#define CUTE_KERNELS_DESCRIPTORS_H
+#pragma once
 #include "core.h"
 
 // Elements of less than eight bits.
@@ -17,5 +16,3 @@ typedef struct SharedOperand {
 int shared_operand(const Matrix *matrix, const MatrixRows *rows, SharedOperand *operand);
 // For two more operands, of which this may forget all others.
 void operands_make_room(void);
-
-#endif

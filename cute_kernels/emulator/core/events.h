@@ -1,6 +1,5 @@
 // What the core tells observers: inline where it happens.
-#ifndef EVENTS_H
-#define EVENTS_H
+#pragma once
 
 #include <string.h>
 
@@ -28,5 +27,3 @@ static inline void event_of_work(Tables *t, int64_t kind, int64_t place, const W
   if (kind == EVENT_ISSUED) memcpy(values, work, (size_t)(size < most ? size : most));
   else values[0] = work->number;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // Parts of matrices in registers: D and A of wgmma.mma_async, D, A and B of mma.sync (PTX ISA, "Matrix fragments"). Of
 // eight rows lane l has row l / 4; all 32 lanes of a register lie side by side.
-#ifndef CUTE_KERNELS_FRAGMENTS_H
-#define CUTE_KERNELS_FRAGMENTS_H
+#pragma once
 #include <string.h>
 
 #include "core.h"
@@ -54,5 +53,3 @@ static inline void move_accumulators(
 static inline void take_chunks(const uint32_t *values, uint8_t *first) {
   for (int row = 0; row < ROWS_OF_REGISTER; row++) memcpy(first + row * K_BYTES, &values[QUADS * row], CHUNK);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // FP16 and BF16 as bits, and FP32 rounded to them. Written out in integers: not every compiler has a type for FP16, and
 // loops over lanes of these become vector instructions.
-#ifndef CUTE_KERNELS_HALVES_H
-#define CUTE_KERNELS_HALVES_H
+#pragma once
 #include "bytecode.h"
 
 enum { NAN_F16 = 0x7FFF };          // of FP16 and BF16 results
@@ -51,4 +50,3 @@ PURE u32 f32_to_odd(double x) {
   int inexact = wide != x && x == x, away = __builtin_fabs(wide) > __builtin_fabs(x);
   return inexact ? (bits - (u32)away) | 1 : bits;
 }
-#endif

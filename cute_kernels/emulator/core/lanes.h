@@ -1,6 +1,5 @@
 // The lanes of a mask.
-#ifndef CUTE_KERNELS_LANES_H
-#define CUTE_KERNELS_LANES_H
+#pragma once
 #include "state.h"
 
 // Takes the values of the lanes of a mask, in their order, and which lanes these are; returns how many.
@@ -21,5 +20,3 @@ static inline int take_lanes(
   }
   return count;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // Operands of a matrix product as `matrix.c` multiplies them.
-#ifndef CUTE_KERNELS_MATRIX_H
-#define CUTE_KERNELS_MATRIX_H
+#pragma once
 #include "core.h"
 #include "vectors.h"
 
@@ -71,5 +70,3 @@ void load_values(
 // `narrow`: which of the magnitudes are needed.
 void load_terms(
     Terms *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side, int narrow);
-
-#endif

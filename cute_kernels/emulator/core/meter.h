@@ -1,6 +1,5 @@
 // What the units are asked for, counted; where somebody counts (`Tables.meter`).
-#ifndef METER_H
-#define METER_H
+#pragma once
 
 #include "core.h"
 
@@ -13,5 +12,3 @@ static inline Meter *meter_of(const Tables *t, int64_t instruction, int which) {
 
 // ldmatrix or stmatrix of so many matrices.
 void meter_matrices(const Tables *t, const int64_t *addresses, int32_t count, int64_t instruction);
-
-#endif

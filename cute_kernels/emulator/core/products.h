@@ -1,6 +1,5 @@
 // What exact products (matrix.c) and those of silicon (silicon.c) have in common: where D lies, and its formats.
-#ifndef CUTE_KERNELS_PRODUCTS_H
-#define CUTE_KERNELS_PRODUCTS_H
+#pragma once
 #include <string.h>
 
 #include "matrix.h"
@@ -63,5 +62,3 @@ static inline Doubles old_values(const uint32_t *cells, int halves, int accumula
   if (halves) return values_of_halves(*(const HalfBits *)cells);
   return doubles_of(*(const HalfFloats *)cells);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // The race detector's parts, for each other. Clocks are those of happens_before.py, places those of shadow.py.
-#ifndef CUTE_KERNELS_RACES_H
-#define CUTE_KERNELS_RACES_H
+#pragma once
 #include "core.h"
 
 // --- clocks.c, points.c: also in core.h ---
@@ -78,5 +77,3 @@ extern const Rule strong_stores;  // strong_stores.c
 
 // The log is worked off; 0: Python has to.
 int log_flush(Tables *t);
-
-#endif

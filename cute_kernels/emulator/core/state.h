@@ -4,8 +4,7 @@
 // It understands comments, `enum { NAME = integer }`, and `struct Name { ... }` with members of the types of <stdint.h>
 // or of earlier structures, pointers, pointers to functions, and arrays of constant length (the last member of a
 // structure may be an array of no length).
-#ifndef CUTE_KERNELS_STATE_H
-#define CUTE_KERNELS_STATE_H
+#pragma once
 #include <stdint.h>
 
 typedef struct Tables Tables;
@@ -414,5 +413,3 @@ typedef struct Program {
 enum { GO = 0, WAIT = 1, ERROR = 2, EXIT = 4 };
 enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
 enum { SITE_EXIT = 0, SITE_WAIT = 1, SITE_STOP = 2 };  // sites of control flow
-
-#endif

@@ -1,6 +1,5 @@
 // Structures of asynchronous work that C shares with Python. state.h includes them; see there what layout.py understands.
-#ifndef CUTE_KERNELS_STATE_ASYNC_H
-#define CUTE_KERNELS_STATE_ASYNC_H
+#pragma once
 
 typedef struct Work Work;
 typedef struct LaneCopies LaneCopies;
@@ -88,5 +87,3 @@ typedef struct TensorCommit {
   int64_t column, clock;       // the stream that it ends, and how many commits that has by then
   int64_t count, targets[MOST_TARGETS];
 } TensorCommit;
-
-#endif

@@ -1,6 +1,5 @@
 // Structures of bulk copies that C shares with Python. state.h includes them; see there what layout.py understands.
-#ifndef CUTE_KERNELS_STATE_COPIES_H
-#define CUTE_KERNELS_STATE_COPIES_H
+#pragma once
 
 // A tensor map as copies need it, which Python decodes. Dimensions that it lacks have extent 1. `group`: bytes of global
 // memory that 16 bytes of shared memory hold. A row is what lies side by side of a box; in im2col mode, a pixel.
@@ -58,5 +57,3 @@ enum {
 // and whether there is a map, bytes, shared address, mbarrier, warp.
 enum { NAMES = 2048, MOST_NAMES = 1536, NAME_KEY = 5 };
 typedef struct CopyName { int64_t key[NAME_KEY], text; } CopyName;
-
-#endif

@@ -1,7 +1,6 @@
 // The race detector's structures and constants that C shares with Python. state.h includes them; see there what layout.py
 // understands, and happens_before.py for what clocks, columns and rows are.
-#ifndef CUTE_KERNELS_STATE_RACES_H
-#define CUTE_KERNELS_STATE_RACES_H
+#pragma once
 
 enum {
   LANES = 32,
@@ -245,5 +244,3 @@ struct LogEntry {
   int64_t kept;
   uint8_t value[8];
 };
-
-#endif

@@ -1,6 +1,5 @@
 // Structures of tcgen05.mma that C shares with Python. state.h includes them; see there what layout.py understands.
-#ifndef CUTE_KERNELS_STATE_TENSOR_H
-#define CUTE_KERNELS_STATE_TENSOR_H
+#pragma once
 
 // What an instruction descriptor of a dense kind says (PTX ISA, "Instruction descriptor"). Elements by their numbers, m
 // and n of both CTAs together, d one of SUM_F32, SUM_F16 and SUM_S32.
@@ -56,5 +55,3 @@ typedef struct TensorAccess {
   int64_t write, shape, repeat, split, pack, lane, column, count;
   uint8_t *registers[TENSOR_LANES];
 } TensorAccess;
-
-#endif

@@ -1,6 +1,5 @@
 // Structures of wgmma that C shares with Python. state.h includes them; see there what layout.py understands.
-#ifndef CUTE_KERNELS_STATE_WGMMA_H
-#define CUTE_KERNELS_STATE_WGMMA_H
+#pragma once
 
 // wgmma.mma_async: what an instruction says. Of the parts of `mma` the first; an operation has its own operands.
 enum { WGMMA_WARPS = 4, WGMMA_ROWS = 64, WGMMA_MOST_ROWS = 256, WGMMA_MOST_REGISTERS = 128, A_WORDS = 128 };
@@ -64,5 +63,3 @@ typedef struct WgmmaWork {
   Work work;
   int64_t warpgroup, form, number;  // of the cluster; of the kernel; of the warpgroup's operations
 } WgmmaWork;
-
-#endif

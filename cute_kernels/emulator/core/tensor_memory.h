@@ -1,6 +1,5 @@
 // Tensor memory, for those who access it.
-#ifndef CUTE_KERNELS_TENSOR_MEMORY_H
-#define CUTE_KERNELS_TENSOR_MEMORY_H
+#pragma once
 #include "core.h"
 
 typedef struct Rectangle { int64_t lane, lanes, column, columns; } Rectangle;
@@ -8,5 +7,3 @@ typedef struct Rectangle { int64_t lane, lanes, column, columns; } Rectangle;
 // Whether its cells are allocated and, if they are `read`, written.
 int cells_allowed(const TensorCells *memory, const Rectangle *part, int read);
 void cells_mark_written(const TensorCells *memory, const Rectangle *part);
-
-#endif

@@ -1,6 +1,5 @@
 // Vectors of GCC and Clang, as wide as the registers of the instruction set that the core is compiled for.
-#ifndef CUTE_KERNELS_VECTORS_H
-#define CUTE_KERNELS_VECTORS_H
+#pragma once
 #include <stdint.h>
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -211,5 +210,3 @@ static inline int any_half(HalfInts marks) {
   return (words[0] | words[1]) != 0;
 #endif
 }
-
-#endif

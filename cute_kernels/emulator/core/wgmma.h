@@ -1,6 +1,5 @@
 // wgmma, for its own parts.
-#ifndef CUTE_KERNELS_WGMMA_H
-#define CUTE_KERNELS_WGMMA_H
+#pragma once
 #include "bytecode.h"
 #include "descriptors.h"
 
@@ -42,5 +41,3 @@ static inline int16_t *held_of(const Tables *t, const Warpgroup *group, const Wg
 void registers_hold(const Tables *t, const Warpgroup *group, int member, int64_t number);
 void registers_locate(const Tables *t, const Warpgroup *group, int member, int64_t number, uint32_t *offsets);
 void registers_fill(const Tables *t, const Warpgroup *group, int member, int64_t number, const uint32_t *offsets);
-
-#endif
