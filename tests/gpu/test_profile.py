@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cute_kernels.commands.cli import main
-from cute_kernels.explore.profiling import Profile, phase_statistics, record, role_balance
+from cute_kernels.explore.profiling import phase_statistics, record, role_balance
+from cute_kernels.explore.profiling.record import Profile
 from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.operations.runtime import gpu
 from cute_kernels.plan.base import Phase

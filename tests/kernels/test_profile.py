@@ -18,7 +18,7 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.emulator import Options, default_options
-from cute_kernels.explore.profiling import Profile, phase_name, record
+from cute_kernels.explore.profiling.record import Profile, phase_name, record
 from cute_kernels.operations.compile import compile_plan
 from cute_kernels.plan import Plan
 from cute_kernels.plan.base import COUNT, HEADER, profile_shape, with_profile

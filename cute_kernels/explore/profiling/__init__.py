@@ -1,27 +1,7 @@
 """In-kernel timing: launches whose warps write clock stamps, what the stamps say, and a timeline of them."""
 
-from cute_kernels.explore.profiling.record import Profile, WarpRecord, decode, phase_name, record
-from cute_kernels.explore.profiling.statistics import (
-    PhaseStatistics,
-    RoleBalance,
-    has_equilibrium,
-    phase_statistics,
-    role_balance,
-)
-from cute_kernels.explore.profiling.timeline import AXIS, EMULATED_AXIS, timeline
+from cute_kernels.explore.profiling.record import record
+from cute_kernels.explore.profiling.statistics import phase_statistics, role_balance
+from cute_kernels.explore.profiling.timeline import timeline
 
-__all__ = [
-    "AXIS",
-    "EMULATED_AXIS",
-    "PhaseStatistics",
-    "Profile",
-    "RoleBalance",
-    "WarpRecord",
-    "decode",
-    "has_equilibrium",
-    "phase_name",
-    "phase_statistics",
-    "record",
-    "role_balance",
-    "timeline",
-]
+__all__ = ["phase_statistics", "record", "role_balance", "timeline"]

@@ -111,24 +111,13 @@ def keep_contents(tensor: torch.Tensor) -> None:
             record.contents, record.of = _bits(tensor).clone(), _counted(tensor)
 
 
-class Identity:
-    """Tells a tensor from all others, also from one whose contents its object gets by swapping, and keeps none alive.
-    ``tensor``: the one; ``at_death``: called with one argument when the tensor dies, before its id can be another's."""
+class Source:
+    """A tensor as it is now, told from all others, also from one whose contents its object gets by swapping.
+    ``tensor``: is not kept alive; ``at_death``: called with one argument when it dies, before its id can be another's.
+    """
 
     def __init__(self, tensor: torch.Tensor, at_death: Callable[[Any], None] | None = None) -> None:
         self._record = weakref.ref(_record_of(tensor), at_death)
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether this is the tensor."""
-        record = _record(tensor)
-        return record is not None and record is self._record()
-
-
-class Source(Identity):
-    """A tensor as it is now; arguments as of `Identity`."""
-
-    def __init__(self, tensor: torch.Tensor, at_death: Callable[[Any], None] | None = None) -> None:
-        super().__init__(tensor, at_death)
         self._counted, self._writes = _counted(tensor), _record_of(tensor).writes
 
     def is_unchanged(self, tensor: torch.Tensor) -> bool:
@@ -151,7 +140,7 @@ class _Entry:
 
 @dataclass
 class _Captured:
-    sources: list[Identity]
+    sources: list[weakref.ref[_Record]]
     values: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -213,7 +202,7 @@ class DerivedTensors:
 
         with self._lock:
             if slot not in self.captured:
-                self.captured[slot] = _Captured([Identity(s, release) for s in sources if s is not None])
+                self.captured[slot] = _Captured([weakref.ref(_record_of(s), release) for s in sources if s is not None])
             self.captured[slot].values.append(value)
 
     def compare_on_gpu(self) -> None:

@@ -11,15 +11,9 @@ import pytest
 import torch
 
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.explore.profiling import (
-    Profile,
-    decode,
-    has_equilibrium,
-    phase_name,
-    phase_statistics,
-    role_balance,
-    timeline,
-)
+from cute_kernels.explore.profiling import phase_statistics, role_balance, timeline
+from cute_kernels.explore.profiling.record import Profile, decode, phase_name
+from cute_kernels.explore.profiling.statistics import has_equilibrium
 from cute_kernels.plan import Plan, make_plan
 from cute_kernels.plan.base import BEGIN, COUNT, FINISH, HEADER, SM, Phase, profile_shape, wait_phase, with_profile
 from tests.emulator.observe.test_trace import check_well_formed, read, slices, thread_names
