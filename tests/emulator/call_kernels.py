@@ -135,3 +135,19 @@ def describe(y: cute.Tensor, packed: cute.Tensor):
 @cute.jit
 def with_fp4(y: cute.Tensor, packed: cute.Tensor, stream: cuda.CUstream):
     describe(y, packed).launch(grid=(1, 1, 1), block=(1, 1, 1), stream=stream)
+
+
+@cute.kernel
+def store(y: cute.Tensor, number: cutlass.Numeric):
+    y[0] = number
+
+
+@cute.jit
+def with_number(y: cute.Tensor, number: cutlass.Numeric, stream: cuda.CUstream):
+    store(y, number).launch(grid=(1, 1, 1), block=(1, 1, 1), stream=stream)
+
+
+@cute.jit
+def with_matrix(y: cute.Tensor, x: cute.Tensor, stream: cuda.CUstream):
+    """y[0] = x[1, 0]."""
+    store(y, x[1, 0]).launch(grid=(1, 1, 1), block=(1, 1, 1), stream=stream)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 
@@ -32,14 +33,26 @@ class _Compiled:
     examples: dict[str, object]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What is known in one call: `converting_calls`' ``on_device``, values of symbolic integers so far, by identity."""
+
+    on_device: Callable[[object], bool]
+    symbols: dict[int, tuple[int, str]] = dataclasses.field(default_factory=dict)
+
+
 @contextlib.contextmanager
-def converting_calls(note: Callable[[dict[str, int]], None]) -> Iterator[None]:
+def converting_calls(note: Callable[[dict[str, int]], None], on_device: Callable[[object], bool]) -> Iterator[None]:
     """Functions that are compiled inside for TVM-FFI or for fake tensors can be called inside as TVM-FFI calls them.
 
-    Such a call raises TypeError for a wrong number or kind of arguments, ValueError for a value that does not fit.
-    ``note`` is as of `adapting_calls`.
+    Such a call raises TypeError for a wrong number or kind of arguments, ValueError for a value that does not fit, or
+    a tensor that is not on the device.
+
+    Args:
+        note: as of `adapting_calls`.
+        on_device: whether a tensor is in device memory.
     """
-    with adapting_calls(_remember, _convert, note):
+    with adapting_calls(_remember, functools.partial(_convert, on_device), note):
         yield
 
 
@@ -71,7 +84,11 @@ def _is_fake(example: object) -> bool:
 
 
 def _convert(
-    compiled: _Compiled, names: list[str], args: tuple[object, ...], kwargs: dict[str, object]
+    on_device: Callable[[object], bool],
+    compiled: _Compiled,
+    names: list[str],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     streams = [name for name in names if compile_arguments.is_environment_stream(compiled.examples.get(name))]
     taken = [compiled.signature.parameters[name] for name in names if name not in streams]
@@ -82,9 +99,9 @@ def _convert(
         also = f"; {', '.join(streams)} comes from the environment" if streams else ""
         raise TypeError(f"{compiled.name} takes {len(taken)} arguments ({listed}{also}): {error}") from None
     bound.apply_defaults()
-    symbols: dict[int, tuple[int, str]] = {}
+    call = _Call(on_device)
     converted = {
-        name: _argument(value, compiled.examples.get(name, _UNKNOWN), name, symbols)
+        name: _argument(value, compiled.examples.get(name, _UNKNOWN), name, call)
         for name, value in bound.arguments.items()
     }
     return (), {**converted, **{name: compile_arguments.stream(torch.cuda.current_stream()) for name in streams}}
@@ -100,16 +117,14 @@ class _Parts:
         return [pointer for part in self.parts for pointer in c_pointers(part)]
 
 
-def _argument(
-    value: object, example: object, name: str, symbols: dict[int, tuple[int, str]], nested: bool = False
-) -> object:
+def _argument(value: object, example: object, name: str, call: _Call, nested: bool = False) -> object:
     """Value that is handed to CuTe DSL for an argument.
 
     Args:
         value: of the call.
         example: what the function was compiled with.
         name: of the parameter, or of a part of it.
-        symbols: values of symbolic integers so far, by identity.
+        call: extended by the symbolic integers of the argument.
         nested: inside of a named tuple, where Python numbers are constants of the compiled function. CuTe DSL makes
             32-bit arguments of those in plain tuples, lists and data classes.
     """
@@ -119,15 +134,17 @@ def _argument(
         labels = getattr(example, "_fields", None) or range(len(example))
         names = [f"{name}.{label}" if isinstance(label, str) else f"{name}[{label}]" for label in labels]
         constants = nested or type(example) not in (tuple, list)
-        return _Parts([_argument(v, e, n, symbols, constants) for v, e, n in zip(value, example, names)])
+        return _Parts([_argument(v, e, n, call, constants) for v, e, n in zip(value, example, names)])
     if compile_arguments.is_plain_dataclass(example):
         if type(value) is not type(example):
             raise TypeError(f"argument {name}: {value!r} is given: must be a {type(example).__name__}")
         fields = [field.name for field in dataclasses.fields(example) if not is_constexpr(field)]
         parts = ((getattr(value, f), getattr(example, f), f"{name}.{f}") for f in fields)
-        return _Parts([_argument(v, e, n, symbols, nested) for v, e, n in parts])
+        return _Parts([_argument(v, e, n, call, nested) for v, e, n in parts])
     if is_tensor(example) and isinstance(value, torch.Tensor):
-        return TensorArgument(value, example, name, symbols)
+        if is_fake_tensor(example) and compile_arguments.is_on_device(example) and not call.on_device(value):
+            raise ValueError(f"Mismatched Tensor {name}: is on the CPU, expected device_type=cuda for {example}")
+        return TensorArgument(value, example, name, call.symbols)
     if example is None or nested and isinstance(example, (bool, int, float, str, type)):
         if value is not None and not (type(value) is type(example) and value == example):
             raise ValueError(f"argument {name}: compiled as the constant {example!r}; {value!r} is given")

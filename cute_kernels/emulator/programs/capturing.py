@@ -363,7 +363,7 @@ class Session:
             stack.enter_context(self._tensors.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
-            stack.enter_context(call_arguments.converting_calls(self._name_arguments))
+            stack.enter_context(call_arguments.converting_calls(self._name_arguments, self._tensors.is_on_device))
             if "torch._dynamo" in sys.modules:  # functions that were compiled before run as they are, too
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._recording())

@@ -31,6 +31,11 @@ def assumed_alignment(tensor: cutlass.cute.Tensor) -> int:
     return tensor._assumed_align or 1
 
 
+def is_on_device(tensor: cutlass.cute.Tensor) -> bool:
+    """Whether a fake tensor stands for one in the memory of a device."""
+    return tensor.memspace != cutlass.cute.AddressSpace.generic
+
+
 def torch_dtype(tensor: cutlass.cute.Tensor) -> torch.dtype | None:
     """Element type of the torch tensors that TVM-FFI takes for a tensor; None where torch has none."""
     kind = tensor.element_type
@@ -38,10 +43,19 @@ def torch_dtype(tensor: cutlass.cute.Tensor) -> torch.dtype | None:
         return torch.float4_e2m1fn_x2
     if kind.width < 8 and kind.__name__ != "Boolean":
         return None
-    # Programs register element types of their own with TVM-FFI, by the name of the type that they stand for.
+    return getattr(torch, _names().get(kind, ""), None) or cutlass.torch.dtype(kind)
+
+
+def _names() -> dict[type, str]:
+    """TVM-FFI's names of types. Programs register types of their own, by the name of the one whose memory they have."""
     converter = sys.modules.get("cutlass.cute._tvm_ffi_args_spec_converter")
-    registered = getattr(converter, "NumericToTVMFFIDtype", {}).get(kind, "")
-    return getattr(torch, registered, None) or cutlass.torch.dtype(kind)
+    return getattr(converter, "NumericToTVMFFIDtype", {})
+
+
+def _in_memory(kind: type) -> type:
+    """The type that a number of a type is passed as: the first one of its name."""
+    names = _names()
+    return next((other for other, name in names.items() if name == names.get(kind)), kind)
 
 
 def is_symbol(value: object) -> bool:
@@ -59,13 +73,13 @@ def scalar(example: object, value: object) -> object:
 
     Raises:
         TypeError: a fraction where an integer is expected.
-        ValueError: no multiple of what a symbolic integer promises.
+        ValueError: no multiple of what a symbolic integer promises, or more than the bits of an integer hold.
     """
     plain = value.value if isinstance(value, cutlass.Numeric) else value
     if is_symbol(example):
         if plain % example.divisibility:
             raise ValueError(f"compiled for multiples of {example.divisibility}; {plain} is given")
-        return (cutlass.Int32 if example.width == 32 else cutlass.Int64)(plain)
+        return _within((cutlass.Int32 if example.width == 32 else cutlass.Int64), plain)
     if is_pointer(example):
         return cutlass.cute.runtime.make_ptr(example.dtype, plain, example.memspace, example._assumed_align)
     if type(example) in (bool, int, float):
@@ -76,7 +90,16 @@ def scalar(example: object, value: object) -> object:
         return value
     if isinstance(plain, float) and issubclass(type(example), cutlass.Integer):
         raise TypeError(f"compiled with an {type(example).__name__}; {plain} is given")
-    return type(example)(plain)
+    return _within(_in_memory(type(example)), plain)
+
+
+def _within(kind: type, plain: float) -> object:
+    """A number as an object of CuTe DSL, which would drop the bits of an integer that do not fit."""
+    if issubclass(kind, cutlass.Integer) and kind.width < 64:
+        low, high = (-(1 << kind.width - 1), (1 << kind.width - 1) - 1) if kind.signed else (0, (1 << kind.width) - 1)
+        if not low <= plain <= high:
+            raise ValueError(f"compiled with an {kind.__name__}, of {low} to {high}; {plain} is given")
+    return kind(plain)
 
 
 def is_plain_dataclass(value: object) -> bool:

@@ -41,6 +41,12 @@ def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(extents), tuple(strides)
 
 
+def _integers_of_a_width(one: torch.dtype, other: torch.dtype) -> bool:
+    """Whether two element types differ at most in their sign, which is not in the type of a compiled parameter."""
+    integers = not any(each.is_floating_point or each.is_complex or each == torch.bool for each in (one, other))
+    return integers and one.itemsize == other.itemsize
+
+
 class TensorArgument:
     """The memory of one tensor parameter.
 
@@ -48,12 +54,11 @@ class TensorArgument:
         tensor: what is passed.
         fake: what was compiled for.
         name: of the parameter, or of a part of it.
-        symbols: (value, where it comes from) of the symbolic extents of this call so far, by identity; extended.
+        symbols: (value, where it comes from) of the symbolic integers of this call so far, by identity; extended.
 
     Raises:
-        TypeError: another element type.
-        ValueError: a rank, or a static extent or stride, that differs; an extent that is no multiple of what was
-            promised, or differs from that of another tensor with the same symbolic extent; an address that is not
+        ValueError: an element type, a rank, or a static extent or stride, that differs; an extent or stride that is no
+            multiple of what was promised, or differs from another one of the same symbol; an address that is not
             aligned as promised.
         UnsupportedOperation: elements of less than eight bits, except FP4, of which torch's hold two each.
     """
@@ -61,25 +66,17 @@ class TensorArgument:
     def __init__(self, tensor: torch.Tensor, fake: object, name: str, symbols: dict[int, tuple[int, str]]) -> None:
         extents, strides = _layout(tensor)
         dynamic_extents, dynamic_strides = fake.dynamic_shapes_mask, fake.dynamic_strides_mask
-        given = f"argument {name}: a tensor of shape {extents}, strides {strides}"
         self._check_elements(tensor, fake, name)
         if len(extents) != len(dynamic_extents):
-            raise ValueError(f"{given}: must be {fake}")
-        for here, wanted, dynamic in (
-            *zip(extents, fake.shape, dynamic_extents, strict=True),
-            *((s, w, d or e == 1) for s, w, d, e in zip(strides, fake.stride, dynamic_strides, extents, strict=True)),
-        ):
-            if not dynamic and here != wanted:
-                raise ValueError(f"{given}: must be {fake}")
-        for i, (extent, symbol) in enumerate(zip(extents, fake.shape)):
-            if not compile_arguments.is_symbol(symbol):
-                continue
-            where = f"extent {i} of {name}"
-            value, first = symbols.setdefault(id(symbol), (extent, where))
-            if value != extent:
-                raise ValueError(f"{given}: {where} is {extent}, but {first}, the same in {fake}, is {value}")
-            if extent % symbol.divisibility:
-                raise ValueError(f"{given}: {where} is compiled for multiples of {symbol.divisibility}")
+            raise ValueError(f"Mismatched Tensor {name}: has {len(extents)} dimensions: must be {fake}")
+        numbers = [(f"{name}.shape[{i}]", *each) for i, each in enumerate(zip(extents, fake.shape, dynamic_extents))]
+        numbers += [
+            (f"{name}.strides[{i}]", *each)
+            for i, each in enumerate(zip(strides, fake.stride, dynamic_strides))
+            if extents[i] != 1
+        ]
+        for where, number, wanted, dynamic in numbers:
+            self._check_number(where, number, wanted, dynamic, symbols, f"for {fake}")
         values = [extent for extent, dynamic in zip(extents, dynamic_extents) if dynamic]
         steps = [stride for stride, dynamic in zip(strides, dynamic_strides) if dynamic]
         self._tensor = tensor
@@ -88,21 +85,37 @@ class TensorArgument:
         for part_name, numbers in (("shape", values), ("stride", steps)):
             for i, number in enumerate(numbers):
                 part = getattr(self._memory.layout, part_name)
-                setattr(part, part._fields_[i][0], number)
+                field, integer = part._fields_[i]
+                if integer(number).value != number:
+                    raise ValueError(f"Out of bound {name} = {number} in its {part_name}: must fit for {fake}")
+                setattr(part, field, number)
+
+    @staticmethod
+    def _check_number(
+        where: str, number: int, wanted: object, dynamic: bool, symbols: dict[int, tuple[int, str]], compiled: str
+    ) -> None:
+        """An extent or a stride. Errors begin as those of TVM-FFI do: programs look for that."""
+        if not dynamic:
+            if number != wanted:
+                raise ValueError(f"Mismatched {where} = {number}: must be {wanted} {compiled}")
+        elif compile_arguments.is_symbol(wanted):
+            value, first = symbols.setdefault(id(wanted), (number, where))
+            if value != number:
+                raise ValueError(f"Mismatched {where} = {number}: must be {value} as {first} {compiled}")
+            if number % wanted.divisibility:
+                raise ValueError(f"Invalid {where} = {number}: must be a multiple of {wanted.divisibility} {compiled}")
 
     @staticmethod
     def _check_elements(tensor: torch.Tensor, fake: object, name: str) -> None:
         dtype = compile_arguments.torch_dtype(fake)
         if dtype is None:
             raise UnsupportedOperation(f"argument {name}: a tensor of {fake.element_type}")
-        if tensor.dtype != dtype:
-            raise TypeError(f"argument {name}: a tensor of {tensor.dtype}: must be {fake}, of {dtype}")
+        if tensor.dtype != dtype and not _integers_of_a_width(tensor.dtype, dtype):
+            raise ValueError(f"Mismatched Tensor {name}: has elements of {tensor.dtype}: must be {fake}, of {dtype}")
         alignment = compile_arguments.assumed_alignment(fake)
         if tensor.data_ptr() % alignment:
-            raise ValueError(
-                f"argument {name}: a tensor at address {tensor.data_ptr():#x}: must be {fake}, aligned to {alignment} "
-                "bytes"
-            )
+            address = f"{tensor.data_ptr():#x}"
+            raise ValueError(f"Misaligned Tensor data {name} = {address}: must be a multiple of {alignment} for {fake}")
 
     def __c_pointers__(self) -> list[int]:
         return [ctypes.addressof(self._memory)]

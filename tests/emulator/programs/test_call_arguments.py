@@ -9,9 +9,9 @@ import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 import pytest
 import torch
-from cutlass import Float4E2M1FN, Float32, Float64, Int32, Int64
+from cutlass import Float4E2M1FN, Float32, Float64, Int32, Int64, Numeric, Uint32
 from cutlass.base_dsl.typing import FloatMeta
-from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
+from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 from cutlass.cutlass_dsl import T
 
 from cute_kernels.emulator import UnsupportedPTX
@@ -124,10 +124,11 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         ((y, good._replace(count=1.5), 7), TypeError, "argument outer.count: compiled with an Int32; 1.5 is given"),
         ((y, given(x, 4), 7), ValueError, "argument outer.inner.power: compiled as the constant 3; 4 is given"),
         ((y, good._replace(extra=x), 7), ValueError, "argument outer.extra: compiled as the constant None"),
-        ((y, good._replace(x=x[:31]), 7), ValueError, r"extent 0 of outer.x is 31, but extent 0 of y, the same in"),
-        ((y, good._replace(x=x.half()), 7), TypeError, "argument outer.x: a tensor of torch.float16"),
-        ((y.view(4, 8), good, 7), ValueError, r"argument y: a tensor of shape \(4, 8\)"),
-        ((torch.zeros(33, device="cuda")[1:], good, 7), ValueError, "aligned to 16 bytes"),
+        ((y, good._replace(x=x[:31]), 7), ValueError, r"^Mismatched outer.x.shape\[0\] = 31: must be 32 as y"),
+        ((y, good._replace(x=x.half()), 7), ValueError, "^Mismatched Tensor outer.x: has elements of torch.float16"),
+        ((y.view(4, 8), good, 7), ValueError, "^Mismatched Tensor y: has 2 dimensions"),
+        ((y.cpu(), good, 7), ValueError, "^Mismatched Tensor y: is on the CPU, expected device_type=cuda"),
+        ((torch.zeros(33, device="cuda")[1:], good, 7), ValueError, "^Misaligned Tensor data y = .* multiple of 16"),
     ]
     for arguments, kind, message in wrong:
         with pytest.raises(kind, match=message):
@@ -142,7 +143,7 @@ def test_promised_multiples() -> None:
     y = torch.zeros(40, device="cuda")
     compiled(y, (1, 2.0))
     assert y.tolist() == [3.0] * 32 + [0.0] * 8
-    with pytest.raises(ValueError, match="extent 0 of y is compiled for multiples of 8"):
+    with pytest.raises(ValueError, match=r"^Invalid y.shape\[0\] = 36: must be a multiple of 8"):
         compiled(y[:36], (1, 2.0))
 
 
@@ -202,9 +203,9 @@ def test_elements_of_four_bits() -> None:
     y, octets = torch.zeros(6, dtype=torch.int32, device="cuda"), torch.arange(96, dtype=torch.uint8, device="cuda") + 5
     compiled(y, octets.view(6, 16).view(torch.float4_e2m1fn_x2))
     assert y.tolist() == [6, 32, 32, 1, 5, 6]
-    with pytest.raises(ValueError, match="extent 1 of packed is compiled for multiples of 4"):
+    with pytest.raises(ValueError, match=r"^Invalid packed.shape\[1\] = 30: must be a multiple of 4"):
         compiled(y, octets[:90].view(6, 15).view(torch.float4_e2m1fn_x2))
-    with pytest.raises(TypeError, match="a tensor of torch.uint8: must be"):
+    with pytest.raises(ValueError, match="has elements of torch.uint8: must be"):
         compiled(y, octets.view(6, 16))
 
 
@@ -231,3 +232,65 @@ def test_an_element_type_that_the_program_registered_with_tvm_ffi(monkeypatch: p
     assert compile_arguments.torch_dtype(fake) is torch.float64
     registered.NumericToTVMFFIDtype.clear()
     assert compile_arguments.torch_dtype(fake) is torch.complex64
+
+
+def test_a_number_of_a_type_that_the_program_registered_with_tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is passed as it lies in memory: the type is neither asked to convert it again nor how wide it is."""
+
+    class Packed(Float32, metaclass=FloatMeta, width=64, mlir_type=T.f64):
+        """A number of 64 bits; of a Python number it holds the negative."""
+
+        def __init__(self, x: object, **_: object) -> None:
+            Numeric.__init__(self, -float(x) if isinstance(x, (int, float)) else getattr(x, "value", x))
+
+    names = types.SimpleNamespace(NumericToTVMFFIDtype={Float32: "float32", Float64: "float64", Packed: "float64"})
+    monkeypatch.setitem(sys.modules, "cutlass.cute._tvm_ffi_args_spec_converter", names)
+    fake = make_fake_compact_tensor(Packed, (1,), stride_order=(0,))
+    compiled = cute.compile(kernels.with_number, fake, Packed(0), fakes()[2], options=TVM_FFI)
+    y = torch.zeros(1, dtype=torch.float64, device="cuda")
+    for value, expected in ((Packed(1 / 3), -1 / 3), (1e-300, 1e-300)):
+        compiled(y, value)
+        assert y.item() == expected
+
+
+def test_integers_of_either_sign_are_one_type() -> None:
+    """As the parameter of a compiled function, which has a width alone."""
+    fake = make_fake_compact_tensor(Int32, (1,), stride_order=(0,))
+    compiled = cute.compile(kernels.with_number, fake, Int32(0), fakes()[2], options=TVM_FFI)
+    y = torch.zeros(1, dtype=torch.uint32, device="cuda")
+    compiled(y, -2)
+    assert y.view(torch.int32).item() == -2
+    for other in (torch.float32, torch.int64):
+        with pytest.raises(ValueError, match=f"^Mismatched Tensor y: has elements of {other}"):
+            compiled(torch.zeros(1, dtype=other, device="cuda"), 1)
+
+
+def test_strides_keep_what_was_promised() -> None:
+    stride = cute.sym_int64(divisibility=4)
+    y_fake = make_fake_compact_tensor(Float32, (1,), stride_order=(0,))
+    rows = make_fake_tensor(Float32, (cute.sym_int(), cute.sym_int()), stride=(stride, 1), assumed_align=4)
+    compiled = cute.compile(kernels.with_matrix, y_fake, rows, fakes()[2], options=TVM_FFI)
+    y, x = torch.zeros(1, device="cuda"), torch.arange(60, dtype=torch.float32, device="cuda")
+    compiled(y, x.view(5, 12)[:, :3])
+    assert y.item() == 12
+    with pytest.raises(ValueError, match=r"^Invalid x.strides\[0\] = 10: must be a multiple of 4"):
+        compiled(y, x.view(6, 10))
+    with pytest.raises(ValueError, match=r"^Mismatched x.strides\[1\] = 2: must be 1"):
+        compiled(y, x.view(5, 12)[:, ::2])
+    compiled(y, x.as_strided((2, 1), (4, 7)))
+    assert y.item() == 4, "the stride of an extent of 1 says nothing"
+
+
+
+def test_integers_that_do_not_fit() -> None:
+    """Neither as a number nor as an extent: CuTe DSL and ctypes would drop their high bits."""
+    fake = make_fake_tensor(Uint32, (cute.sym_int(),), stride=(cute.sym_int64(),))
+    compiled = cute.compile(kernels.with_number, fake, Uint32(0), fakes()[2], options=TVM_FFI)
+    y = torch.zeros(1, dtype=torch.int32, device="cuda")
+    compiled(y, (1 << 32) - 1)
+    assert y.item() == -1
+    for number in (1 << 32, -1):
+        with pytest.raises(ValueError, match=f"^argument number: compiled with an Uint32, of 0 to .*; {number} is"):
+            compiled(y, number)
+    with pytest.raises(ValueError, match="^Out of bound y = 2147483648 in its shape"):
+        compiled(y.expand(1 << 31), 1)
