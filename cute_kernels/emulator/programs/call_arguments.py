@@ -35,7 +35,7 @@ class _Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """What is known in one call: `converting_calls`' ``on_device``, values of symbolic integers so far, by identity."""
+    """State of one call: `converting_calls`' ``on_device``, and values of symbolic integers so far, by identity."""
 
     on_device: Callable[[object], bool]
     symbols: dict[int, tuple[int, str]] = dataclasses.field(default_factory=dict)
