@@ -38,17 +38,18 @@ def assert_matches(
         TypeError: no tensor, one without values or without strides, or a tolerance that is no number.
         ValueError: a tolerance that is negative, or ``ulps`` for integers and complex numbers.
     """
-    __tracebackhide__ = True  # of pytest, and of `cute-kernels emulate`
-    found = _differences(actual, expected, ulps, absolute, relative, name)
+    __tracebackhide__ = True  # of pytest, and of `cute-kernels emulate`; so in what raises below
+    with default_environment():
+        found = _differences(actual, expected, ulps, absolute, relative, name)
     if found:
         raise AssertionError(found)
 
 
-@default_environment()
 def _differences(
     actual: torch.Tensor, expected: torch.Tensor, ulps: int, absolute: float, relative: float, name: str
 ) -> str:
     """Message of `assert_matches`, "" if all is right."""
+    __tracebackhide__ = True
     for label, tensor in (("actual", actual), ("expected", expected)):
         _check_tensor(label, tensor)
     for label, value in (("ulps", ulps), ("absolute", absolute), ("relative", relative)):
@@ -83,6 +84,7 @@ def _differences(
 
 
 def _check_tensor(label: str, tensor: object) -> None:
+    __tracebackhide__ = True
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{label} is a {type(tensor).__name__}: must be a torch.Tensor")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:

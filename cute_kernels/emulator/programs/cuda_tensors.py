@@ -16,9 +16,12 @@ import copy
 import ctypes
 import functools
 import gc
+import os
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -35,6 +38,7 @@ from cute_kernels.emulator.programs.cuda_operators import CudaOperators, on_devi
 from cute_kernels.emulator.programs.cuda_scaled_mm import has_block_scales, scaled_mm
 from cute_kernels.emulator.programs.guarded_memory import guarded
 from cute_kernels.emulator.programs.streams import DEFAULT, Streams, classes
+from cute_kernels.emulator.reports.text import short_path
 
 DEVICE = torch.device("cuda", 0)
 AnyDevice = torch.device | str | int | None
@@ -48,6 +52,7 @@ _SYNCHRONISING = {
 _UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 """Functions of torch that leave a result as the host's memory was."""
 _MOST_FREED = 256  # storages that are remembered
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 _ALIGNMENT = 512  # bytes, of what the CUDA allocator returns
 
 
@@ -79,7 +84,7 @@ class CudaOnHost(TorchFunctionMode):
         self.report: Callable[[EmulatorError], None] = raising
         self.new_byte = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._shapes: dict[int, tuple[str, tuple[int, ...], int]] = {}  # see `shape`
+        self._shapes: dict[int, tuple[str, tuple[int, ...], int, tuple[str, int] | None]] = {}  # `shape`, `_maker`
         self._freed: deque[tuple[int, int, str]] = deque(maxlen=_MOST_FREED)
         self._lock = forks.lock()  # of changes
         self._operators = CudaOperators(self)
@@ -96,12 +101,13 @@ class CudaOnHost(TorchFunctionMode):
 
     def _forget(self, address: int) -> None:
         _, nbytes = self._storages.pop(address)
-        kind, shape, _ = self._shapes.pop(address)
-        self._freed.append((address, nbytes, f"{kind} {shape}"))
+        kind, shape, _, maker = self._shapes.pop(address)
+        made = f", made at {short_path(maker[0])}:{maker[1]}," if maker else ""
+        self._freed.append((address, nbytes, f"{kind} {shape}{made}"))
 
     def shape(self, address: int) -> tuple[tuple[int, ...], int]:
         """Shape of the first tensor of a storage, by its address; bytes of an element, 0 if it is not row by row."""
-        return self._shapes[address][1:] if address in self._shapes else ((), 0)
+        return self._shapes[address][1:3] if address in self._shapes else ((), 0)
 
     def freed(self, address: int | None) -> str:
         """The tensor that was on the device at an address until it was freed, in words, or ""."""
@@ -245,7 +251,8 @@ class CudaOnHost(TorchFunctionMode):
                     self._forget(address)
                 self._storages[address] = (StorageWeakRef(storage), storage.nbytes())
                 kind = str(tensor.dtype).removeprefix("torch.")
-                self._shapes[address] = kind, tuple(tensor.shape), tensor.itemsize * tensor.is_contiguous()
+                element = tensor.itemsize * tensor.is_contiguous()
+                self._shapes[address] = kind, tuple(tensor.shape), element, _maker()
         return _as_cuda(tensor)
 
     def move(
@@ -336,6 +343,14 @@ class CudaOnHost(TorchFunctionMode):
             "max_memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
             "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
         }
+
+
+def _maker() -> tuple[str, int] | None:
+    """File and line of the program that runs, of neither torch nor this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _nothing() -> Callable[..., None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import inspect
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -143,9 +145,10 @@ def test_command_knows_tensors_that_no_gpu_could_access(capsys) -> None:
     assert "e.g. tensor.cuda()" in error
 
 
-def test_a_freed_tensor_is_named_by_its_type_and_shape() -> None:
+def test_a_freed_tensor_is_named_by_its_type_and_shape_and_by_where_it_was_made() -> None:
     with capture("sm_90a"):
-        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+        y = torch.zeros(64, device="cuda")
+        x, line = torch.ones(64, device="cuda"), inspect.currentframe().f_lineno
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             launch(x, y, 1.0, 64)
@@ -156,7 +159,8 @@ def test_a_freed_tensor_is_named_by_its_type_and_shape() -> None:
             graph.replay()
     found = diagnose(info.value)
     assert found.kind == "freed-memory" and "a CUDA graph" in found.help
-    assert found.sentence == "a load of 4 bytes of global memory is in a tensor float32 (64,) that has been freed"
+    where = f"float32 (64,), made at {os.path.relpath(__file__)}:{line},"
+    assert found.sentence == f"a load of 4 bytes of global memory is in a tensor {where} that has been freed"
 
 
 def test_the_traceback_of_assert_matches_ends_where_it_was_called(capsys, tmp_path: Path) -> None:
@@ -169,11 +173,15 @@ def test_the_traceback_of_assert_matches_ends_where_it_was_called(capsys, tmp_pa
     error = capsys.readouterr().err
     assert "compare.py" not in error and "_differences" not in error
     assert "program.py\", line 3" in error and "2 of 2 elements of sums" in error
-    with pytest.raises(AssertionError) as info:
-        assert_matches(torch.ones(2), torch.zeros(2))
-    assert [entry.name for entry in info.traceback.filter(info)] == [
-        "test_the_traceback_of_assert_matches_ends_where_it_was_called"
-    ]
+    for error, expected, tolerance in (
+        (AssertionError, torch.zeros(2), 0), (TypeError, 3, 0), (TypeError, torch.zeros(2), "1"),
+        (ValueError, torch.zeros(2), -1),
+    ):  # fmt: skip
+        with pytest.raises(error) as info:
+            assert_matches(torch.ones(2), expected, absolute=tolerance)
+        assert [entry.name for entry in info.traceback.filter(info)] == [
+            "test_the_traceback_of_assert_matches_ends_where_it_was_called"
+        ]
 
 
 @pytest.mark.parametrize("kind", ["sparse", "mkldnn"])
