@@ -104,7 +104,11 @@ def verdicts(ptxas: str, target: str, instructions: Sequence[str], version: str 
     # The error at the end keeps ptxas from compiling, and shows that it has read everything.
     refused = _refused(ptxas, target, [*instructions, "add.u32 %b32_0"], version)
     if len(instructions) in refused:
-        return "".join("0" if i in refused else "1" for i in range(len(instructions)))
+        left = [each for i, each in enumerate(instructions) if i not in refused]
+        if not left or len(left) == len(instructions):
+            return "1" * len(left) or "0" * len(instructions)
+        said = iter(verdicts(ptxas, target, left, version))  # it says some errors once in a file
+        return "".join("0" if i in refused else next(said) for i in range(len(instructions)))
     if len(instructions) == 1:  # at this one it has stopped, or crashed
         return "0"
     half = len(instructions) // 2

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from cute_kernels.emulator.isa.ptx.program import TYPE_BITS
 from cute_kernels.emulator.machine.bytecode import lowering
 from cute_kernels.testing.ptx import module as kernel
 from tests.emulator.ptx_launch import launch
-from tests.emulator.ptxas_operands import DATA, FIRST, TYPES, module, split, target_of, variants
+from tests.emulator.ptxas_operands import DATA, FIRST, TYPES, module, split, target_of, variants, verdicts
 
 VERDICTS = json.loads(DATA.read_text())["verdicts"]
 
@@ -30,6 +31,7 @@ BEYOND = {
     r"^cvt\S*(ue8m0x2\.bf16x2 .*, %\w+_5$|bf16x2\.ue8m0x2 %\w+_5,)": "bf16x2 is held in .b32",
     r"\[%(pred|f16|f32|f16x2|f64|b128)_5": "addresses are integers or bits",
     r"\.tensor\..*\{[^}]*0[fd]": "coordinates are .s32",
+    r"im2col::w.*\{[^}]*%f16_5": "the halo and the offset are .u16",
     r"(bf16|mbarrier.arrive|multicast::cluster|query_cancel).*\{%b\d+_\d(, %b\d+_\d)?\}": "one register is no vector",
     r"\.tensor\.\S+ (%|.*\], %b32_\d($|,))": "addresses are written in brackets",
     r"^createpolicy\S+ (.*\{0f|1|0|%tid|variable)": "destinations are registers, a literal is no vector",
@@ -61,13 +63,24 @@ def refused(form: str) -> dict[str, str | None]:
 
 def test_what_ptxas_accepts_is_accepted() -> None:
     used = set()
-    for form, verdicts in VERDICTS.items():
-        for (variant, reason), verdict in zip(refused(form).items(), verdicts, strict=True):
+    for form, said in VERDICTS.items():
+        for (variant, reason), verdict in zip(refused(form).items(), said, strict=True):
             if verdict == "1" and reason is not None:
                 why = [expression for expression in BEYOND if re.search(expression, variant)]
                 assert why, (variant, reason)
                 used.update(why)
     assert used == set(BEYOND)
+
+
+def test_an_error_that_ptxas_says_once_in_a_file_is_one_of_each_instruction(tmp_path: Path) -> None:
+    program = tmp_path / "ptxas"  # of bad instructions it says the first one alone
+    script = '/wrong/ && !said++ || /^add.u32 %b32_0;$/ { print "ptxas x.ptx, line " NR "; error   : no" }'
+    program.write_text(f"#!/bin/sh\nawk '{script}' \"$3\" >&2\n")
+    program.chmod(0o755)
+    asked = ["right 1", "wrong 1", "right 2", "wrong 2", "wrong 3"]
+    assert verdicts(str(program), "sm_90a", asked) == "10100"
+    assert verdicts(str(program), "sm_90a", asked[:1]) == "1"
+    assert verdicts(str(program), "sm_90a", asked[1:2]) == "0"
 
 
 def bits(register: str) -> int:
@@ -77,9 +90,9 @@ def bits(register: str) -> int:
 def test_other_widths_and_numbers_of_operands_are_refused_as_by_ptxas() -> None:
     """Lists and addresses are not compared: ptxas wants the elements of a list alike, and tensor memory 32 bits."""
     compared, accepted = 0, []
-    for form, verdicts in VERDICTS.items():
+    for form, said in VERDICTS.items():
         operands = split(form.partition(" ")[2])
-        for (variant, reason), verdict in zip(refused(form).items(), verdicts, strict=True):
+        for (variant, reason), verdict in zip(refused(form).items(), said, strict=True):
             others = split(variant.partition(" ")[2])
             changed = [(a, b) for a, b in zip(operands, others) if a != b]
             if len(operands) != len(others):
