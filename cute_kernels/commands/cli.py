@@ -12,18 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cute_kernels import __version__
-from cute_kernels.commands import bench, compare, profile, same, sass, sweep, tables
-from cute_kernels.commands.kernel_options import (
-    OPERATIONS,
-    add_kernel,
-    add_plan,
-    add_planned,
-    arch_of,
-    config_of,
-    count,
-    named,
-    plan_of,
-)
+from cute_kernels.commands import bench, compare, kernel_options, profile, same, sass, sweep, tables
 from cute_kernels.common import extras, files
 from cute_kernels.dsl import compiling, kernel_cache
 from cute_kernels.explore import plan_facts
@@ -40,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.commands.emulate.EXIT_STATUSES`.
     """
     # To parse them loads what the commands need, for a second or more.
-    return _guarded(lambda: _run(_parser(named(arguments)).parse_args(arguments)))
+    return _guarded(lambda: _run(_parser(kernel_options.named(arguments)).parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -112,7 +101,7 @@ def _discard_output() -> None:
         return
 
 
-def _parser(names: Sequence[str] = tuple(OPERATIONS)) -> argparse.ArgumentParser:
+def _parser(names: Sequence[str] = tuple(kernel_options.OPERATIONS)) -> argparse.ArgumentParser:
     """The parser of all commands; ``names``: the operations whose options are shown."""
     parser = argparse.ArgumentParser(
         prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
@@ -150,7 +139,8 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
     parser.add_argument("--model", type=Path, metavar="DIR", help="local Hugging Face SigLIP or SigLIP2 checkpoint")
     parser.add_argument(
-        "--image-size", type=count, default=224, help="whole patches, for seeded weights (default: %(default)s)"
+        "--image-size", type=kernel_options.count, default=224,
+        help="whole patches, for seeded weights (default: %(default)s)",
     )
     parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument(
@@ -164,7 +154,7 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         help="what is multiplied: int8 and bf16 read the images, fp8 rows that were made of them (default: all, side "
         "by side); where no kernel takes the images, plain torch is shown instead",
     )
-    add_kernel(parser, *dict.fromkeys(_DEMO_KERNELS.values()))
+    kernel_options.add_kernel(parser, *dict.fromkeys(_DEMO_KERNELS.values()))
     parser.set_defaults(run=_demo)
 
 
@@ -187,9 +177,9 @@ def _demo(options: argparse.Namespace) -> int:
         images=options.images,
         model=options.model,
         image_size=options.image_size,
-        arch=arch_of(options, kernel),
+        arch=kernel_options.arch_of(options, kernel),
         precisions=precisions,
-        config=config_of(options, kernel, demo.SMALLEST[precisions[0]]),
+        config=kernel_options.config_of(options, kernel, demo.SMALLEST[precisions[0]]),
         output=options.output,
         trace=options.trace,
     )
@@ -207,14 +197,14 @@ def _add_plan(commands: argparse._SubParsersAction, names: Sequence[str]) -> Non
         description="Plans a launch and prints tiles, warp roles and the shared- and tensor-memory budget. Compiles "
         "nothing and needs no GPU.",
     )
-    add_planned(parser, names)
+    kernel_options.add_planned(parser, names)
     tables.add_formats(parser)
     parser.set_defaults(run=_plan)
 
 
 def _plan(options: argparse.Namespace) -> int:
     tables.check(options)
-    rows = plan_facts.described(plan_of(options, options.sm_count))
+    rows = plan_facts.described(kernel_options.plan_of(options, options.sm_count))
     width = max(len(name) for name, _ in rows)
     records = [{"name": name, "value": value} for name, value in rows]
     tables.show(options, records, [f"{name:{width}}  {value}" for name, value in rows])
@@ -229,7 +219,7 @@ def _add_ptx(commands: argparse._SubParsersAction, names: Sequence[str]) -> None
         "a launch: entry, parameters, grid, cluster, block, shared memory, registers. Of a plan that chains kernels, "
         "FILE-1, FILE-2, ..",
     )
-    parser.add_argument("kernel", choices=tuple(OPERATIONS))
+    parser.add_argument("kernel", choices=tuple(kernel_options.OPERATIONS))
     parser.add_argument(
         "-o",
         "--output",
@@ -237,7 +227,7 @@ def _add_ptx(commands: argparse._SubParsersAction, names: Sequence[str]) -> None
         metavar="FILE",
         help="PTX file; facts go to FILE.json (default: the name of the kernel, e.g. patch_embed.ptx)",
     )
-    add_plan(parser, names)
+    kernel_options.add_plan(parser, names)
     parser.set_defaults(run=_ptx)
 
 
@@ -248,7 +238,7 @@ def _ptx(options: argparse.Namespace) -> int:
 
     output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
     files.check_output(output)
-    for written in launch_facts.write(plan_of(options), output):
+    for written in launch_facts.write(kernel_options.plan_of(options), output):
         files.show(str(written))
     return 0
 

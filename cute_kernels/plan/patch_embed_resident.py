@@ -11,18 +11,10 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import fact, number
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
-from cute_kernels.plan import b200
+from cute_kernels.plan import b200, patch_embed
 from cute_kernels.plan import sm100_transposed as transposed
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, is_legal, reject, round_up
-from cute_kernels.plan.patch_embed import (
-    EPILOGUE,
-    ORDER,
-    PatchEmbedPlan,
-    TableLayout,
-    check_capacity,
-    check_order,
-    check_tile_positions,
-)
+from cute_kernels.plan.patch_embed import PatchEmbedPlan
 from cute_kernels.plan.tiles import CORE_COLUMNS, TransposedRows
 
 _LINES_OF_A_FILL = 32
@@ -42,7 +34,7 @@ class Sm100ResidentPlan(TransposedRows, transposed.Sm100TransposedPlan, PatchEmb
 
     config: Sm100ResidentConfig
 
-    table_layout: TableLayout = "quads"
+    table_layout: patch_embed.TableLayout = "quads"
 
     @property
     def runs(self) -> str:
@@ -116,7 +108,7 @@ _LOAD_WIDTHS = (16, 32, 64)
 
 FIELDS = {
     "weight": transposed.WEIGHT_MEMORY,
-    "order": ORDER,
+    "order": patch_embed.ORDER,
     "tile_rows": Field("N of an MMA is a multiple of 16 up to 256", least=16, most=transposed.MOST_COLUMNS),
     "tile_positions": Field("a tile has a multiple of 8 images at each position", least=1),
     "cta_group": transposed.CTA_GROUP,
@@ -125,7 +117,7 @@ FIELDS = {
     "tmem_load_width": Field("columns of a load", _LOAD_WIDTHS),
     "stages": transposed.STAGES,
     "stage_blocks": Field("K blocks of 128 bytes in a stage", (1, 2)),
-    "epilogue": EPILOGUE,
+    "epilogue": patch_embed.EPILOGUE,
 }
 
 FEW_OUTPUTS = 2**19
@@ -142,7 +134,7 @@ def checked_plan(
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     check_fields(config, FIELDS)
     check_sm_count(sm_count, config.cta_group, "pair")
-    check_order(problem, config.order)
+    patch_embed.check_order(problem, config.order)
     most = longest_k(problem, config, arch)
     if problem.k > most:
         rule = "the weight of 128 features stays on chip beside the smallest tile, and has K times as many bytes"
@@ -191,7 +183,7 @@ def check(plan: Sm100ResidentPlan) -> None:
     step = transposed.COLUMN_STEP * plan.cta_group
     fitting = functools.partial(transposed.largest_fitting, plan, step, "tile_rows", tile_positions=1)
     transposed.check_stages(plan, "tile_rows", plan.columns, fitting)
-    check_capacity(plan)
+    patch_embed.check_capacity(plan)
 
 
 def _check_tile(plan: Sm100ResidentPlan) -> None:
@@ -205,7 +197,7 @@ def _check_tile(plan: Sm100ResidentPlan) -> None:
     if positions < 1 or plan.cta_rows % positions or plan.cta_rows // positions % CORE_COLUMNS:
         rule = f"each CTA has {plan.cta_rows} rows of a tile, a multiple of {CORE_COLUMNS} images at each position"
         reject("tile_positions", positions, rule, 1)
-    check_tile_positions(plan)
+    patch_embed.check_tile_positions(plan)
 
 
 def _narrower(plan: Sm100ResidentPlan, columns: int) -> tuple[str, object, object]:

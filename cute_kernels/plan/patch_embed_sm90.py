@@ -12,16 +12,8 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import number, text
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.plan import base
-from cute_kernels.plan.patch_embed import (
-    EPILOGUE,
-    ORDER,
-    PatchEmbedPlan,
-    TableLayout,
-    check_capacity,
-    check_order,
-    check_tile_positions,
-)
+from cute_kernels.plan import base, patch_embed
+from cute_kernels.plan.patch_embed import PatchEmbedPlan
 from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm90_transposed import TransposedPlan, check_barriers, ring_stages
 from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_registers
@@ -37,7 +29,7 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
 
     config: Sm90PatchEmbedConfig
 
-    table_layout: TableLayout = "paired"
+    table_layout: patch_embed.TableLayout = "paired"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
     tile_positions = number(lambda self: self.config.tile_positions)
@@ -110,8 +102,8 @@ FIELDS = {
     "stage_blocks": base.Field("K blocks of 128 bytes in a stage", (1, 2, 3, 4)),
     "cluster": base.Field("pairs of multiprocessors share x; larger clusters leave some idle", (1, 2)),
     "weight": base.Field("where the weight operand comes from", ("registers", "streamed")),
-    "order": ORDER,
-    "epilogue": EPILOGUE,
+    "order": patch_embed.ORDER,
+    "epilogue": patch_embed.EPILOGUE,
 }
 
 
@@ -124,14 +116,14 @@ def checked_plan(
     config = resolve(problem, config, arch)
     plan = Sm90PatchEmbedPlan(problem, config, arch, sm_count)
     base.check_sm_count(sm_count, config.cluster)
-    check_order(problem, config.order)
-    check_tile_positions(plan)
+    patch_embed.check_order(problem, config.order)
+    patch_embed.check_tile_positions(plan)
     if config.tile_positions > 1 and config.tile_positions % config.cluster:
         rule = f"each of {config.cluster} CTAs of a cluster loads its share of the positions of a tile"
         base.reject("tile_positions", config.tile_positions, rule, 1)
     check_registers(plan)
     check_barriers(plan)
-    check_capacity(plan)
+    patch_embed.check_capacity(plan)
     return plan
 
 
@@ -287,7 +279,7 @@ def candidates(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> It
                 order=order, pingpong=warpgroups > 1, tile_positions=positions
             )
             plan = Sm90PatchEmbedPlan(problem, resolve(problem, config, arch), arch, sm_count)
-            if base.is_legal(plan, check_registers) and base.is_legal(plan, check_capacity):
+            if base.is_legal(plan, check_registers) and base.is_legal(plan, patch_embed.check_capacity):
                 yield plan
 
 

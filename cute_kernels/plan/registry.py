@@ -9,24 +9,8 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
-from cute_kernels.config import (
-    Config,
-    GemmProblem,
-    PatchEmbedImagesProblem,
-    PatchEmbedProblem,
-    Problem,
-    Sm80GemmConfig,
-    Sm80ImagesConfig,
-    Sm80PatchEmbedConfig,
-    Sm90GatherConfig,
-    Sm90GemmConfig,
-    Sm90ImagesConfig,
-    Sm90PatchEmbedConfig,
-    Sm100GemmConfig,
-    Sm100ImagesConfig,
-    Sm100PatchEmbedConfig,
-    Sm100ResidentConfig,
-)
+from cute_kernels import config as configs
+from cute_kernels.config import Config, Problem
 from cute_kernels.plan import (
     gemm,
     gemm_sm80,
@@ -154,25 +138,25 @@ def _kernel(module: ModuleType, config: type, **more: Any) -> Kernel:
     return Kernel(config, module.checked_plan, module.FIELDS, module.default_config, module.search_space, **more)
 
 
-_STREAMED = _kernel(patch_embed_sm100, Sm100PatchEmbedConfig, takes=patch_embed_resident.why_on_chip)
-_RESIDENT = _kernel(patch_embed_resident, Sm100ResidentConfig, predict=sm100_transposed.predict)
-_ROWS_SM90 = _kernel(patch_embed_sm90, Sm90PatchEmbedConfig)
-_ROWS_SM80 = _kernel(patch_embed_sm80, Sm80PatchEmbedConfig)
+_STREAMED = _kernel(patch_embed_sm100, configs.Sm100PatchEmbedConfig, takes=patch_embed_resident.why_on_chip)
+_RESIDENT = _kernel(patch_embed_resident, configs.Sm100ResidentConfig, predict=sm100_transposed.predict)
+_ROWS_SM90 = _kernel(patch_embed_sm90, configs.Sm90PatchEmbedConfig)
+_ROWS_SM80 = _kernel(patch_embed_sm80, configs.Sm80PatchEmbedConfig)
 PATCH_EMBED = Planner(
     "patch_embed",
-    PatchEmbedProblem,
+    configs.PatchEmbedProblem,
     patch_embed.OPTIONS,
     patch_embed.check_problem,
     {"sm_100a": (_STREAMED, _RESIDENT), "sm_90a": (_ROWS_SM90,), **dict.fromkeys(MMA_SYNC, (_ROWS_SM80,))},
 )
 
-_IMAGES_SM100 = _kernel(images_sm100, Sm100ImagesConfig, takes=lambda problem, arch: why_rows_on_sm100(problem))
-_IMAGES_SM90 = _kernel(images_sm90, Sm90ImagesConfig, takes=lambda problem, arch: why_not_read_on_sm90(problem))
-_GATHER = _kernel(images_gather, Sm90GatherConfig, takes=lambda problem, arch: why_not_gathered(problem))
-_IMAGES_SM80 = _kernel(images_sm80, Sm80ImagesConfig, takes=lambda problem, arch: why_rows_on_sm80(problem))
+_IMAGES_SM100 = _kernel(images_sm100, configs.Sm100ImagesConfig, takes=lambda problem, arch: why_rows_on_sm100(problem))
+_IMAGES_SM90 = _kernel(images_sm90, configs.Sm90ImagesConfig, takes=lambda problem, arch: why_not_read_on_sm90(problem))
+_GATHER = _kernel(images_gather, configs.Sm90GatherConfig, takes=lambda problem, arch: why_not_gathered(problem))
+_IMAGES_SM80 = _kernel(images_sm80, configs.Sm80ImagesConfig, takes=lambda problem, arch: why_rows_on_sm80(problem))
 PATCH_EMBED_IMAGES = Planner(
     "patch_embed_images",
-    PatchEmbedImagesProblem,
+    configs.PatchEmbedImagesProblem,
     images.OPTIONS,
     images.check_images_problem,
     {
@@ -184,13 +168,13 @@ PATCH_EMBED_IMAGES = Planner(
 
 GEMM = Planner(
     "gemm",
-    GemmProblem,
+    configs.GemmProblem,
     gemm.OPTIONS,
     gemm.check_gemm_problem,
     {
-        "sm_100a": (_kernel(gemm_sm100, Sm100GemmConfig),),
-        "sm_90a": (_kernel(gemm_sm90, Sm90GemmConfig),),
-        **dict.fromkeys(MMA_SYNC, (_kernel(gemm_sm80, Sm80GemmConfig),)),
+        "sm_100a": (_kernel(gemm_sm100, configs.Sm100GemmConfig),),
+        "sm_90a": (_kernel(gemm_sm90, configs.Sm90GemmConfig),),
+        **dict.fromkeys(MMA_SYNC, (_kernel(gemm_sm80, configs.Sm80GemmConfig),)),
     },
 )
 

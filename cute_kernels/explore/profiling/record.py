@@ -13,18 +13,8 @@ from cute_kernels.kernels.graph import Graph, graph_of
 from cute_kernels.operations.runtime import gpu
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import Plan
-from cute_kernels.plan.base import (
-    BEGIN,
-    COUNT,
-    FINISH,
-    FIRST_WAIT,
-    HEADER,
-    PHASE_BITS,
-    SM,
-    Phase,
-    profile_shape,
-    with_profile,
-)
+from cute_kernels.plan import base as layout
+from cute_kernels.plan.base import Phase
 
 DEFAULT_STAMPS = 16384
 """Stamps of a warp: 128 KB of memory."""
@@ -100,8 +90,8 @@ def record(
         NotImplementedError, ValueError: as `cute_kernels.plan.base.with_profile`; also the ValueError of `decode`.
         TypeError: an operand that the plan needs is missing.
     """
-    profiled = with_profile(plan, stamps)
-    memory = torch.zeros(profile_shape(profiled), dtype=torch.int64, device=operands.out.device)
+    profiled = layout.with_profile(plan, stamps)
+    memory = torch.zeros(layout.profile_shape(profiled), dtype=torch.int64, device=operands.out.device)
     operands = operands.replace(profile=memory)
     if device == "emulator":
         import cute_kernels.operations.runtime.emulated as emulated
@@ -125,31 +115,31 @@ def decode(plan: Plan, memory: torch.Tensor) -> Profile:
     Raises:
         ValueError: memory of another shape or type, or warps that wrote nothing.
     """
-    shape = profile_shape(plan)
+    shape = layout.profile_shape(plan)
     if tuple(memory.shape) != shape or memory.dtype is not torch.int64:
         raise ValueError(f"memory is {list(memory.shape)} of {memory.dtype}: must be {list(shape)} of torch.int64")
     memory = memory.cpu()
-    silent = (memory[:, :, COUNT] == 0).nonzero().tolist()
+    silent = (memory[:, :, layout.COUNT] == 0).nonzero().tolist()
     if silent:
         cta, warp = silent[0]
         raise ValueError(f"memory has no stamps of {len(silent)} warps, the first of them warp {warp} of CTA {cta}")
     warps = []
     for cta, rows in enumerate(memory):
         for warp, row in enumerate(rows):
-            header = row[:HEADER].tolist()
-            kept = min(header[COUNT], plan.profile)
-            words = row[HEADER : HEADER + kept]
+            header = row[: layout.HEADER].tolist()
+            kept = min(header[layout.COUNT], plan.profile)
+            words = row[layout.HEADER : layout.HEADER + kept]
             warps.append(
                 WarpRecord(
                     cta=cta,
                     warp=warp,
                     role=plan.roles[warp],
-                    sm=header[SM],
-                    begin=(header[BEGIN], header[BEGIN + 1]),
-                    finish=(header[FINISH], header[FINISH + 1]),
-                    clocks=words >> PHASE_BITS,
-                    phases=words & ((1 << PHASE_BITS) - 1),
-                    lost=header[COUNT] - kept,
+                    sm=header[layout.SM],
+                    begin=(header[layout.BEGIN], header[layout.BEGIN + 1]),
+                    finish=(header[layout.FINISH], header[layout.FINISH + 1]),
+                    clocks=words >> layout.PHASE_BITS,
+                    phases=words & ((1 << layout.PHASE_BITS) - 1),
+                    lost=header[layout.COUNT] - kept,
                 )
             )
     return Profile(plan, tuple(warps))
@@ -157,9 +147,9 @@ def decode(plan: Plan, memory: torch.Tensor) -> Profile:
 
 def phase_name(graph: Graph, phase: int) -> str:
     """Name of a phase for people: "issue", "wait operands_full"."""
-    if phase < FIRST_WAIT:
+    if phase < layout.FIRST_WAIT:
         return _NAMES.get(phase, Phase(phase).name.lower())
-    edge, empty = divmod(phase - FIRST_WAIT, 2)
+    edge, empty = divmod(phase - layout.FIRST_WAIT, 2)
     return f"wait {graph.edges[edge].name}_{'empty' if empty else 'full'}"
 
 
@@ -168,4 +158,4 @@ _NAMES = {Phase.ORDER_BARRIER: "wait order barrier", Phase.MMA: "wait MMAs", Pha
 
 def is_wait(phase: int) -> bool:
     """Whether a warp does nothing of its own in a phase: it waits for other warps, for copies, or idles."""
-    return phase >= FIRST_WAIT or phase in (Phase.ORDER_BARRIER, Phase.BUFFER, Phase.STAGGER)
+    return phase >= layout.FIRST_WAIT or phase in (Phase.ORDER_BARRIER, Phase.BUFFER, Phase.STAGGER)

@@ -18,14 +18,8 @@ import cute_kernels.operations.runtime.gpu as gpu
 from cute_kernels.common import extras, files
 from cute_kernels.explore import plan_facts
 from cute_kernels.explore.comparison import MOST_EMULATED
+from cute_kernels.explore.profiling import statistics
 from cute_kernels.explore.profiling.record import Profile, record
-from cute_kernels.explore.profiling.statistics import (
-    PhaseStatistics,
-    RoleBalance,
-    has_equilibrium,
-    phase_statistics,
-    role_balance,
-)
 from cute_kernels.explore.profiling.timeline import AXIS, EMULATED_AXIS, timeline
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations import examples
@@ -93,12 +87,12 @@ class ProfileReport:
     device: str
     times: dict[str, float]
     equilibrium: bool
-    phases: list[PhaseStatistics]
+    phases: list[statistics.PhaseStatistics]
 
     def lines(self, *, warps: bool) -> list[str]:
         """The report for people; ``warps``: on a GPU, statistics of every warp, too."""
         timed = self.device == "gpu"
-        balance = role_balance(self.profile, equilibrium=self.equilibrium)
+        balance = statistics.role_balance(self.profile, equilibrium=self.equilibrium)
         lines = [self.profile.plan.describe_problem(), *self._facts(), "", *_balance_lines(balance, timed=timed)]
         if timed:
             busiest = min(balance, key=lambda role: role.waiting / role.total)
@@ -151,8 +145,9 @@ def profiled(plan: Plan, device: str, stamps: int) -> ProfileReport:
     operands = examples.random_operands(plan, "cuda" if device == "gpu" else "cpu")
     profile = record(plan, operands, stamps=stamps, device=device)
     times = _launch_times(plan, profile, operands) if device == "gpu" else {}
-    equilibrium = has_equilibrium(profile)
-    return ProfileReport(profile, device, times, equilibrium, phase_statistics(profile, equilibrium=equilibrium))
+    equilibrium = statistics.has_equilibrium(profile)
+    phases = statistics.phase_statistics(profile, equilibrium=equilibrium)
+    return ProfileReport(profile, device, times, equilibrium, phases)
 
 
 def _launch_times(plan: Plan, profile: Profile, operands: Any) -> dict[str, float]:
@@ -166,7 +161,7 @@ def _launch_times(plan: Plan, profile: Profile, operands: Any) -> dict[str, floa
     return {name: 1e3 * milliseconds for name, milliseconds in search.interleaved(timers, 5).items()}
 
 
-def _balance_lines(balance: list[RoleBalance], *, timed: bool) -> list[str]:
+def _balance_lines(balance: list[statistics.RoleBalance], *, timed: bool) -> list[str]:
     """A row per role and phase: clocks of a tile, and their share, where they are time."""
     if not timed:
         return _columns([("role", "phases of a tile"), *((role.role, ", ".join(role.phases)) for role in balance)])
@@ -178,7 +173,7 @@ def _balance_lines(balance: list[RoleBalance], *, timed: bool) -> list[str]:
     return _columns(rows)
 
 
-def _warp_lines(found: list[PhaseStatistics]) -> list[str]:
+def _warp_lines(found: list[statistics.PhaseStatistics]) -> list[str]:
     rows = [("warp", "role", "phase", "mean", "p95", "most", "tiles")]
     for entry in found:
         clocks = (f"{value:,.0f}" for value in (entry.mean, entry.p95, entry.most))

@@ -31,16 +31,7 @@ from cute_kernels.emulator.machine.bytecode.program import Bytecode, Program, ro
 from cute_kernels.emulator.machine.bytecode.sites import Site, bound
 from cute_kernels.emulator.machine.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.machine.graph.values import OfWarp, Value
-from cute_kernels.emulator.machine.state.memory_tables import (
-    CALLBACK,
-    LOG,
-    ROW,
-    SPURIOUS,
-    STATES,
-    TENSOR_LOAD,
-    MemoryTables,
-    exchange_area,
-)
+from cute_kernels.emulator.machine.state import memory_tables
 from cute_kernels.emulator.machine.state.warp import (
     AnyWait,
     BulkWait,
@@ -189,16 +180,17 @@ class Execution:
         self.translation = translation
         self.bytecode = translation.bytecode.copy() if single else translation.bytecode
         self.flow, self.kernel, self.static_shared = translation.flow, translation.kernel, translation.static_shared
-        self.area, self.exchange = exchange_area(translation.rows)
+        self.area, self.exchange = memory_tables.exchange_area(translation.rows)
         words = memoryview(self.area).cast("B").cast("Q")
-        lanes = {8 * size: self.area.view(f"u{size}").reshape(-1, ROW // size)[:, :32] for size in (1, 2, 4, 8)}
+        row = memory_tables.ROW
+        lanes = {8 * size: self.area.view(f"u{size}").reshape(-1, row // size)[:, :32] for size in (1, 2, 4, 8)}
         own = [self._exit, self._wait, self._stop]  # in the order of `_SITES`
         self.sites = own + [bound(site, words, lanes) for site in translation.sites[len(_SITES) :]]
         self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
         self.current: WarpExecution | None = None
-        self.tables: dict[Cluster, MemoryTables] = {}
+        self.tables: dict[Cluster, memory_tables.MemoryTables] = {}
         # The callback refers to this object: a cycle, but collected like any other.
-        self.callback = CALLBACK(self._call)
+        self.callback = memory_tables.CALLBACK(self._call)
         self.run = library().warp_run
         self.callback_address = ctypes.cast(self.callback, ctypes.c_void_p).value
 
@@ -206,7 +198,7 @@ class Execution:
         """The execution of one warp, before its first instruction."""
         cluster = warp.cluster
         if cluster not in self.tables:
-            tables = MemoryTables(cluster.barriers, cluster.gmem, cluster.params, _flags(cluster))
+            tables = memory_tables.MemoryTables(cluster.barriers, cluster.gmem, cluster.params, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
             tables.header.warp_mmas = ctypes.addressof(tables.warp_mmas)
@@ -252,23 +244,23 @@ class Execution:
 
 
 def _flags(cluster: Cluster) -> int:
-    flags = STATES if cluster.options.detectors else 0
+    flags = memory_tables.STATES if cluster.options.detectors else 0
     if cluster.options.spurious_try_wait_failures or any(step.kind == "t" for step in cluster.options.steps):
-        flags |= SPURIOUS
+        flags |= memory_tables.SPURIOUS
     if cluster.tracker is not None:
-        flags |= sum(LOG.values()) | TENSOR_LOAD
+        flags |= sum(memory_tables.LOG.values()) | memory_tables.TENSOR_LOAD
     return flags
 
 
 class WarpExecution:
     """The execution of one warp by the core: what a scheduler needs of it."""
 
-    def __init__(self, launch: Execution, warp: Warp, tables: MemoryTables) -> None:
+    def __init__(self, launch: Execution, warp: Warp, tables: memory_tables.MemoryTables) -> None:
         translation = launch.translation
         self.launch, self.warp, self.tables = launch, warp, tables
         self.log = WarpLog(warp, tables)
         template = translation.bytecode.template
-        self.state, self.address = exchange_area(len(template) // ROW + 1)
+        self.state, self.address = memory_tables.exchange_area(len(template) // memory_tables.ROW + 1)
         self.state[: len(template)] = template
         self.header = _Header.from_buffer(self.state)
         blocks = len(translation.flow.blocks) + 1

@@ -6,19 +6,13 @@ import functools
 from dataclasses import dataclass
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.machine.units.matrix.operands import (
-    E2M1_PAIRS,
-    EIGHT_BITS_AND_LESS,
-    ElementType,
-    Instruction,
-    check_majorness,
-)
+from cute_kernels.emulator.machine.units.matrix import operands
 
 #: Kind -> its element types, scales of a row in one instruction -> types of scales by code.
-SCALED_KINDS: dict[str, tuple[dict[int, ElementType], dict[int, tuple[str, ...]]]] = {
-    "mxf8f6f4": (EIGHT_BITS_AND_LESS, {1: ("ue8m0",)}),
-    "mxf4": ({1: E2M1_PAIRS}, {2: ("ue8m0",)}),
-    "mxf4nvf4": ({1: E2M1_PAIRS}, {2: ("ue8m0",), 4: ("ue4m3", "ue8m0")}),
+SCALED_KINDS: dict[str, tuple[dict[int, operands.ElementType], dict[int, tuple[str, ...]]]] = {
+    "mxf8f6f4": (operands.EIGHT_BITS_AND_LESS, {1: ("ue8m0",)}),
+    "mxf4": ({1: operands.E2M1_PAIRS}, {2: ("ue8m0",)}),
+    "mxf4nvf4": ({1: operands.E2M1_PAIRS}, {2: ("ue8m0",), 4: ("ue4m3", "ue8m0")}),
 }
 _SCALE_TYPES = ("ue4m3", "ue8m0")  # by bit 23 of the instruction descriptor
 _SHAPES = {1: ((128,), range(8, 257, 8)), 2: ((128, 256), range(16, 257, 16))}
@@ -34,7 +28,7 @@ class ScaleFields:
 
 
 @functools.lru_cache(maxsize=256)
-def decode_scaled(kind: str, count: int, cta_group: int, descriptor: int) -> tuple[Instruction, ScaleFields]:
+def decode_scaled(kind: str, count: int, cta_group: int, descriptor: int) -> tuple[operands.Instruction, ScaleFields]:
     """Decodes an instruction descriptor of a kind with block scaling (PTX ISA, "Instruction descriptor").
 
     Args:
@@ -58,7 +52,7 @@ def decode_scaled(kind: str, count: int, cta_group: int, descriptor: int) -> tup
         if code not in types:
             known = ", ".join(f"{number} ({element.name})" for number, element in types.items())
             raise UnsupportedPTX(f"{where}: {operand} type {code}; implemented are {known}")
-        check_majorness(types[code], mn_major, f"{where}: {operand}")
+        operands.check_majorness(types[code], mn_major, f"{where}: {operand}")
     name = _SCALE_TYPES[descriptor >> 23 & 1]
     if name not in scale_types[count]:
         allowed = " or ".join(scale_types[count])
@@ -76,7 +70,7 @@ def decode_scaled(kind: str, count: int, cta_group: int, descriptor: int) -> tup
             f"{where}: shape {m}x{n} with cta_group::{cta_group}; legal are M {' and '.join(map(str, legal_m))} with "
             f"N a multiple of {legal_n.step} up to 256"
         )
-    fields = Instruction(
+    fields = operands.Instruction(
         a_type=types[codes[0]], b_type=types[codes[1]],
         negate_a=bool(descriptor >> 13 & 1), negate_b=bool(descriptor >> 14 & 1),
         a_mn_major=bool(majors[0]), b_mn_major=bool(majors[1]), m=m, n=n,

@@ -9,15 +9,7 @@ from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.smem import SharedMemory
 from cute_kernels.emulator.machine.state.tmem import LANE_GROUP, TensorMemory, split_address
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK
-from cute_kernels.emulator.machine.units.matrix.operands import (
-    E2M1,
-    E3M2,
-    ElementType,
-    Places,
-    check_operand,
-    decode_matrix,
-    operand_places,
-)
+from cute_kernels.emulator.machine.units.matrix import operands
 from cute_kernels.emulator.machine.units.matrix.scaled_products import cells_of_codes, codes_of_rows
 from cute_kernels.emulator.machine.units.matrix.tensor_core import TensorCore
 
@@ -30,7 +22,7 @@ _COPIES = {
     ("32x128b", "warpx4"): ((0, 1, 2, 3),),
 }
 #: Source format of a decompression -> elements as they lie in shared memory; of six bits both types lie alike.
-COMPRESSED: dict[str, ElementType] = {"b4x16_p64": E2M1, "b6x16_p32": E3M2}
+COMPRESSED: dict[str, operands.ElementType] = {"b4x16_p64": operands.E2M1, "b6x16_p32": operands.E3M2}
 
 
 def copy_to_tensor_memory(
@@ -69,12 +61,13 @@ def copy_to_tensor_memory(
     text = f"tcgen05.cp.{shape}{'.b8x16.' if held else ''}{held} issued {describe or f'by CTA {rank}'}"
     if lane:
         raise UnsupportedPTX(f"{text}: to lane {lane}")
-    operand = Places.of(operand_places(decode_matrix(matrix), rows, 1, False)[:, :chunks], 1, False)
+    places = operands.operand_places(operands.decode_matrix(matrix), rows, 1, False)[:, :chunks]
+    operand = operands.Places.of(places, 1, False)
     places = operand.places
     watched = core.tracker.tensor.operation(text) if core.tracker is not None else None
     for each in [rank] if cta_group == 1 else [rank, rank ^ 1]:
         cta, memory = core.shared.ctas[each], core.tensor_memories[each]
-        check_operand(cta, operand, text)
+        operands.check_operand(cta, operand, text)
         if watched is not None:
             core.tracker.async_read(each, operand.starts, CHUNK, watched)
             place = slice(column, column + 4 * chunks), slice(None)
@@ -91,7 +84,7 @@ def copy_to_tensor_memory(
         core.engine.submit(AsyncOp(("tcgen05", rank), run, text))
 
 
-def _words(cta: SharedMemory, places: np.ndarray, element: ElementType | None) -> np.ndarray:
+def _words(cta: SharedMemory, places: np.ndarray, element: operands.ElementType | None) -> np.ndarray:
     """uint32 [rows, columns] of 16-byte chunks at int64 [rows, chunks], decompressed."""
     if element is None:
         cta.check_initialised(places, CHUNK)

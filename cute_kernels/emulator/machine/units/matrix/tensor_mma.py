@@ -11,25 +11,13 @@ from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, Unsupport
 from cute_kernels.emulator.machine.state.smem import ClusterMemory
 from cute_kernels.emulator.machine.state.tmem import LANES, TensorMemory, split_address
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK
-from cute_kernels.emulator.machine.units.matrix.operands import (
-    D_TYPES,
-    ELEMENT_NUMBERS,
-    K_BYTES,
-    KINDS,
-    ElementType,
-    Instruction,
-    Places,
-    check_operand,
-    decode_instruction,
-    decode_matrix,
-    find_operand,
-)
+from cute_kernels.emulator.machine.units.matrix import operands
 from cute_kernels.emulator.machine.units.matrix.scaled_descriptors import SCALED_KINDS, decode_scaled
 
 #: By the numbers of the core.
-KIND_NAMES = (*KINDS, *SCALED_KINDS)
+KIND_NAMES = (*operands.KINDS, *SCALED_KINDS)
 A, B = 0, 1
-A_COLUMNS = K_BYTES // 4  # of A in tensor memory
+A_COLUMNS = operands.K_BYTES // 4  # of A in tensor memory
 QUARTER = 32  # lanes, to all of which scales are copied
 _RULES = {
     CONSTANTS[f"MMA_{name}"]: name
@@ -57,20 +45,20 @@ class TensorMma:
         self.ranks = range(record.rank, record.rank + record.group)
 
     @property
-    def fields(self) -> Instruction:
+    def fields(self) -> operands.Instruction:
         """Fields of its instruction descriptor; raises UnsupportedPTX or IllegalAccess where that is illegal."""
         record = self.record
         if record.scales:
             return decode_scaled(self.kind, record.scales, record.group, record.instruction)[0]
-        return decode_instruction(self.kind, record.group, record.instruction)
+        return operands.decode_instruction(self.kind, record.group, record.instruction)
 
     def decode(self) -> None:
         """Fills in the fields of the record. Raises as `fields`."""
         fields, into = self.fields, self.record.fields
-        into.a, into.b = ELEMENT_NUMBERS[fields.a_type], ELEMENT_NUMBERS[fields.b_type]
+        into.a, into.b = operands.ELEMENT_NUMBERS[fields.a_type], operands.ELEMENT_NUMBERS[fields.b_type]
         into.negate_a, into.negate_b = fields.negate_a, fields.negate_b
         into.a_mn_major, into.b_mn_major = fields.a_mn_major, fields.b_mn_major
-        into.m, into.n, into.d = fields.m, fields.n, D_TYPES.index(fields.d_type)
+        into.m, into.n, into.d = fields.m, fields.n, operands.D_TYPES.index(fields.d_type)
 
     @property
     def rows(self) -> int:
@@ -87,16 +75,16 @@ class TensorMma:
         """Columns of D in each CTA."""
         return self.fields.n // 2 if self.folded else self.fields.n
 
-    def element(self, which: int) -> tuple[ElementType, bool]:
+    def element(self, which: int) -> tuple[operands.ElementType, bool]:
         """Elements of `A` or `B`, and whether it is MN-major."""
         fields = self.fields
         return (fields.b_type, fields.b_mn_major) if which == B else (fields.a_type, fields.a_mn_major)
 
-    def operand(self, which: int) -> Places:
+    def operand(self, which: int) -> operands.Places:
         """Where `A` or `B` lies in shared memory. Raises UnsupportedPTX for an illegal descriptor."""
         rows = self.rows if which == A else self.fields.n // self.record.group
         element, mn_major = self.element(which)
-        return find_operand(decode_matrix(self._descriptor(which)), rows, element.nbytes, mn_major)
+        return operands.find_operand(operands.decode_matrix(self._descriptor(which)), rows, element.nbytes, mn_major)
 
     def _descriptor(self, which: int) -> int:
         return (self.record.b if which == B else self.record.a) & (1 << 64) - 1
@@ -115,7 +103,7 @@ class TensorMma:
             case "MATRIX":
                 self.operand(which)
             case "OUTSIDE":
-                check_operand(memory.ctas[fault.cta], self.operand(which), self.text)
+                operands.check_operand(memory.ctas[fault.cta], self.operand(which), self.text)
         raise self._refused(rule, fault.cta if rule == "NO_CTA" else which)
 
     def _refused(self, rule: str, which: int) -> EmulatorError:
@@ -134,7 +122,8 @@ class TensorMma:
             lane = split_address(record.scale_b if which == B else record.scale_a)[0]
             return IllegalAccess(f"{self.text}: scales of {'AB'[which]} at lane {lane}")
         element, mn_major = self.element(which)
-        what, matrix = f"MN-major {element.name}" if mn_major else "K-major", decode_matrix(self._descriptor(which))
+        what = f"MN-major {element.name}" if mn_major else "K-major"
+        matrix = operands.decode_matrix(self._descriptor(which))
         return UnsupportedPTX(f"{self.text}: {what} operand with swizzle {matrix.swizzle}")
 
     def check(self, shared: ClusterMemory, memories: list[TensorMemory]) -> None:
