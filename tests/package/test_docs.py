@@ -17,7 +17,7 @@ import pytest
 
 import cute_kernels
 from bench import archive
-from cute_kernels.commands import cli
+from cute_kernels.commands import cli, kernel_options
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan import make_plan
 
@@ -169,7 +169,7 @@ def test_commands_are_understood(page: Path) -> None:
     """Each command of a page has the options that it is shown with."""
     for command in commands(page.read_text()):
         words = shlex.split(command, comments=True)
-        cli._parser(cli.named(words)).parse_args(words)
+        cli._parser(kernel_options.named(words)).parse_args(words)
 
 
 def test_commands_are_found() -> None:
