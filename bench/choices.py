@@ -2,7 +2,7 @@
 
     python -m bench.choices time --seed 1 --seconds 400 --output FILE.csv    # on an SM90 GPU
     python -m bench.choices fit FILE ...       # writes cute_kernels/plan/gemm_sm90_fit.py, prints regrets
-    python -m bench.choices regret FILE ...    # of shapes that were kept out; with --all of all
+    python -m bench.choices regret FILE ...    # prints those of shapes that were kept out; with --all of all
 
 A file is what ``time`` has written, or an archive of such: bench/results/2026-11-29-h200.tar.xz. "Regret" is the time
 of the chooser's choice over that of the fastest candidate.

@@ -49,7 +49,7 @@ SOFTNESS = 0.03
 CHOSEN_WEIGHT = 0.1
 """What the time lost by choosing counts beside errors."""
 
-FACTOR_WEIGHT = 3e-3
+FACTOR_WEIGHT = 3e-4
 CONSTANT_WEIGHT = 1e-4
 """What the logarithm of a factor, or of a constant over that of `START`, costs when it is squared."""
 

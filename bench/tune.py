@@ -1,4 +1,4 @@
-"""Where default configurations come from: times every candidate, then fits SM90's predicted time.
+"""Where default configurations come from: times every candidate, then fits the predicted time of SM90's patch embed.
 
     python -m bench.tune measure --output FILE.json    # on an SM90 or SM100 GPU
     python -m bench.tune fit FILE.json                 # anywhere: coefficients and how well they choose

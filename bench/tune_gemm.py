@@ -2,8 +2,7 @@
 
 Times are those of `cute_kernels.explore.tuning.search`: launches in CUDA graphs, all candidates and torch's own product
 in turn, medians of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power
-limit, which moves them by several percent; what `bench.gemm --configs` times for longer says more of those, and a fit
-takes both.
+limit, which moves them by several percent. What the chooser is fitted to is in `bench.choices`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import math
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -21,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from bench import archive, results
+from bench import archive
 from bench.compile_ahead import compile_all
-from bench.configs import CONFIG_TYPES, arch_of, parse_config
+from bench.configs import CONFIG_TYPES, arch_of
 from bench.gemm_cases import GemmCase, siglip2, squares
-from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
+from cute_kernels.config import GemmConfig, GemmProblem
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import candidate_plans, gemm_sm90_fit, make_plan
@@ -149,24 +146,6 @@ def read(path: Path, arch: str = "sm_90a") -> list[Timings]:
         )
         for entry in document["cases"]
     ]
-
-
-OURS = "cute_kernels "
-
-
-def read_bench(path: Path) -> list[Timings]:
-    """What `bench.gemm --configs` has recorded, one entry per case and way of timing; torch is not kept."""
-    found = []
-    for case in results.from_json(archive.read_text(path)).cases:
-        for mode in ("burst", "sustained"):
-            ours = [
-                (1e3 * statistics.median(run.ms for run in peer.runs if run.mode == mode),
-                 parse_config(peer.name.removeprefix(OURS), Sm90GemmConfig))
-                for peer in case.peers
-                if peer.name.startswith(OURS) and any(run.mode == mode for run in peer.runs)
-            ]  # fmt: skip
-            found.append(Timings(case.case, math.nan, tuple(sorted(ours, key=lambda pair: pair[0]))))
-    return found
 
 
 def regret(entry: Timings) -> float | None:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -399,15 +400,19 @@ def candidates(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Gemm
     return plans
 
 
+_kind = operator.attrgetter(*(each.name for each in dataclasses.fields(GemmProblem)[4:]))
+"""All of a problem but its sizes."""
+
+
 @functools.lru_cache(maxsize=256)
-def _choices(kind: GemmProblem, arch: Arch, sm_count: int) -> list[tuple]:
+def _choices(few: int, kind: tuple, arch: Arch, sm_count: int) -> list[tuple]:
     """Numbers of each candidate that a choice needs, for all problems that differ in nothing but their sizes.
 
     Configuration, rows and columns of a cluster, those that have to be there for none of its CTAs to idle, clusters
     that are resident, slices of K, terms.
     """
     found = []
-    for plan in candidates(kind, arch, sm_count):
+    for plan in candidates(GemmProblem(few, MANY, MANY, 1, *kind), arch, sm_count):
         c = plan.config
         needed = ((c.cluster_m - 1) * c.tile_m, (c.cluster_n - 1) * c.tile_n)
         needed = needed[::-1] if c.transposed else needed
@@ -424,11 +429,11 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
     choice is where no fit has looked.
     """
     m, n, batches = problem.m, problem.n, problem.batches
-    few = min(MANY, 1 << (m - 1).bit_length())  # what a tile of few rows loads depends on them
-    kind = dataclasses.replace(problem, m=few, n=MANY, k=MANY, batches=1)
+    few = MANY if m > FIELDS["tile_m"].legal[-1] // 2 else 1 << (m - 1).bit_length()  # `loaded_rows` depends on them
     k_blocks = -(-problem.k * ITEMSIZE[problem.in_dtype] // SWIZZLE_BYTES)
     least, chosen = math.inf, Sm90GemmConfig()
-    for config, rows, columns, more_rows, more_columns, most, slices, of_candidate in _choices(kind, arch, sm_count):
+    known = _choices(few, _kind(problem), arch, sm_count)
+    for config, rows, columns, more_rows, more_columns, most, slices, of_candidate in known:
         if m <= more_rows or n <= more_columns or slices > k_blocks:
             continue
         ratio = -(-m // rows) * -(-n // columns) * batches / most
@@ -437,7 +442,8 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
         time = clocks(of_candidate, blocks, waves(ratio) if full else 1.0, 1.0 if full else ratio)
         if time < least:
             least, chosen = time, config
-    return dataclasses.replace(chosen, group_m=tile_group(Sm90GemmPlan(problem, chosen, arch, sm_count)))
+    group = tile_group(Sm90GemmPlan(problem, chosen, arch, sm_count))
+    return chosen if chosen.group_m == group else dataclasses.replace(chosen, group_m=group)
 
 
 def _idles(problem: GemmProblem, config: Sm90GemmConfig) -> bool:

@@ -45,10 +45,3 @@ def test_regret_needs_the_chosen_configuration() -> None:
     assert tune_gemm.regret(timings(3.0, 2.0)) == 1.5
     others = tune_gemm.Timings(CASE, 7.0, timings(3.0, 2.0).ours[:1])
     assert tune_gemm.regret(others) is None
-
-
-def test_a_run_of_bench_gemm_is_read_per_way_of_timing() -> None:
-    found = tune_gemm.read_bench(recorded("2026-11-21-h200/gemm-configs.json"))
-    assert len(found) == 2 * 18 and {len(entry.ours) for entry in found} == {9}
-    assert all(entry.ours[0][0] == min(value for value, _ in entry.ours) for entry in found)
-    assert found[0].case.name == "2048" and 20 < found[0].ours[0][0] < 30

@@ -20,7 +20,7 @@ CANDIDATES = [
 ]
 
 SM90 = (
-    *(c for c in CANDIDATES if c.split_k == 1 and not c.transposed and c.store_stages < 10),
+    *(c for c in CANDIDATES if c.split_k == 1 and not c.transposed),
     Sm90GemmConfig(128, 256, 3, 1, 2),
     Sm90GemmConfig(128, 128, 4, 2, 2),
     Sm90GemmConfig(128, 128, 2, 1, 1),
@@ -80,7 +80,7 @@ CONFIGS = SELECTIONS[architecture.at_hand() or "sm_90a"]
 HALF_CONFIGS = CONFIGS + (TRANSPOSED if CONFIGS is SM90 else ())
 """Configurations for outputs of 16 bits."""
 NARROW = {
-    "sm_90a": tuple(config for config in CANDIDATES if config.store_stages == 10),
+    "sm_90a": (Sm90GemmConfig(128, 160, 4, 1, 1, True, 10),),
     "sm_100a": (Sm100GemmConfig(tile_n=64, stages=3, store_stages=1),),
 }[architecture.at_hand() or "sm_90a"]
 """For results of 8 bits: on SM90 with a store buffer for every region of a tile, which others have no room for."""

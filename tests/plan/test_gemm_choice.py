@@ -9,30 +9,21 @@ import statistics
 import pytest
 
 from bench import choices, choices_fit
-from bench import tune_gemm as tuner
-from bench.archive import RESULTS, recorded
+from bench.archive import RESULTS
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import ARCHS, gemm_sm90, make_plan
 
-FEW_ROWS = tuner.read(recorded("2026-11-22-h200/gemm-few-rows.json"))
-
 
 def test_the_choice_is_near_the_fastest_of_shapes_that_no_fit_has_seen() -> None:
-    """Figures of docs/performance.md; the fastest of thirty timings owes some to chance."""
+    """Figures of docs/performance.md; the fastest of thirty timings owes some to chance, most in bursts."""
     shapes = choices.read([RESULTS / "2026-11-29-h200.tar.xz"])
     shapes = [shape for shape in shapes if choices.held_out(shape.problem)]
     found = choices_fit.regrets(shapes)
     sustained, bursts = ([value for value in found[mode] if not math.isnan(value)] for mode in choices_fit.MODES)
-    assert len(sustained) == len(bursts) == len(shapes) >= 123
-    assert statistics.mean(sustained) <= 1.05 and statistics.quantiles(sustained, n=20)[-1] <= 1.2
-    assert statistics.mean(bursts) <= 1.06 and statistics.quantiles(bursts, n=20)[-1] <= 1.25
-
-
-def test_few_rows_take_no_longer_than_torch_s_product() -> None:
-    found = [tuner.regret(entry) for entry in FEW_ROWS]
-    assert None not in found and statistics.mean(found) <= 1.02 and max(found) <= 1.075
-    ratios = [regret * entry.ours[0][0] / entry.torch for regret, entry in zip(found, FEW_ROWS)]
-    assert statistics.mean(ratios) <= 0.95 and max(ratios) <= 1.07
+    assert len(sustained) == len(bursts) == len(shapes) == 206
+    assert statistics.mean(sustained) <= 1.024 and choices_fit.percentile(sorted(sustained)) <= 1.105
+    assert max(sustained) <= 1.21
+    assert statistics.mean(bursts) <= 1.038 and choices_fit.percentile(sorted(bursts)) <= 1.135
 
 
 @pytest.mark.parametrize("sm_count", [1, 4, 132])
