@@ -401,7 +401,7 @@ def candidates(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Gemm
 
 
 _kind = operator.attrgetter(*(each.name for each in dataclasses.fields(GemmProblem)[4:]))
-"""All of a problem but its sizes."""
+"""Fields of a problem that are no sizes, in their order."""
 
 
 @functools.lru_cache(maxsize=256)
