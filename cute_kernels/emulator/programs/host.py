@@ -20,7 +20,7 @@ import math
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cute_kernels.common import interrupts
@@ -268,7 +268,6 @@ _REFUSED = (
     *("cu" + name for name in (
         "DeviceGet", "LibraryGetGlobal", "LibraryGetKernel", "LibraryGetKernelCount", "LibraryGetManaged",
         "LibraryGetModule", "LibraryGetUnifiedFunction", "LibraryLoadData", "LibraryLoadFromFile", "LibraryUnload",
-        "TensorMapEncodeIm2col",
     )),
 )  # fmt: skip
 
@@ -281,6 +280,33 @@ def _fat_binary_at(address: int) -> bytes:
     """The fat binary that host code hands to the runtime, for tools like cuobjdump; b"" for code in another form."""
     magic, _, header, behind = _FAT_BINARY.unpack(ctypes.string_at(address, _FAT_BINARY.size))
     return ctypes.string_at(address, header + behind) if magic == _FAT_BINARY_MAGIC else b""
+
+
+def _numbers(kind: type[ctypes._SimpleCData], where: int, count: int) -> tuple[int, ...]:
+    return tuple((kind * count).from_address(where)) if count else ()
+
+
+def _facts_of_map(function: str, tensor: Sequence[int], steps: int, modes: Sequence[int]) -> dict[str, object]:
+    """Fields of both kinds of maps, from arguments in the order of the driver."""
+    dtype, rank, address, extents, strides = tensor
+    interleave, swizzle, promotion, fill = modes
+    if dtype not in range(len(_TENSOR_TYPES)) or interleave or swizzle not in range(len(_SWIZZLES)):
+        raise UnsupportedPTX(f"{function}: type {dtype}, interleave {interleave}, swizzle {swizzle}")
+    return {
+        "address": address or 0,
+        "dtype": _TENSOR_TYPES[dtype],
+        "extents": _numbers(ctypes.c_uint64, extents, rank),
+        "strides": _numbers(ctypes.c_uint64, strides, rank - 1),
+        "element_strides": _numbers(_UINT, steps, rank),
+        "swizzle": _SWIZZLES[swizzle],
+        "nan_fill": bool(fill),
+        "l2_promotion": promotion,
+    }
+
+
+def _put_map(out: int, made: tensor_map.TensorMap | tensor_map.Im2colMap) -> None:
+    encoded = tensor_map.encode(made)
+    ctypes.memmove(out, encoded, len(encoded))
 
 
 class _Recorder:
@@ -300,7 +326,8 @@ class _Recorder:
         self._machine_code = b""
         self._names: list[ctypes.Array] = []
         launch = (_INT, ctypes.POINTER(_LaunchConfig), _TEXT, _POINTER_OUT)
-        encode = (_INT, _POINTER, _INT, _UINT, _POINTER, *[_POINTER] * 4, _INT, _INT, _INT, _INT)
+        tensor = (_INT, _POINTER, _INT, _UINT, _POINTER, _POINTER, _POINTER)
+        modes = (_POINTER, _INT, _INT, _INT, _INT)  # behind element strides: interleave, swizzle, promotion, fill
         load = (_INT, _POINTER_OUT, _POINTER, _POINTER, _POINTER, _UINT, _POINTER, _POINTER, _UINT)
         entry_points = {
             "_cudaGetDevice": (functools.partial(self._put, 0), (_INT, _INT_OUT)),
@@ -314,8 +341,13 @@ class _Recorder:
             "_cudaFuncSetAttribute": (self._succeed, (_INT, _POINTER, _INT, _INT)),
             "_cudaKernelSetAttributeForDevice": (self._succeed, (_INT, _POINTER, _INT, _INT, _INT)),
             "_cudaLaunchKernelEx": (self._launch, launch),
-            "_cuTensorMapEncodeTiled": (self._encode_tiled, encode),
         }
+        for name, (encode, parameters) in {
+            "cuTensorMapEncodeTiled": (self._encode_tiled, (_POINTER, *modes)),
+            "cuTensorMapEncodeIm2col": (self._encode_im2col, (_POINTER, _POINTER, _UINT, _UINT, *modes)),
+            "cuTensorMapEncodeIm2colWide": (self._encode_im2col, (_INT, _INT, _UINT, _UINT, *modes, _INT)),
+        }.items():
+            entry_points[f"_{name}"] = functools.partial(encode, name), (*tensor, *parameters)
         for name in _REFUSED:
             entry_points[f"_{name}"] = (functools.partial(self._refuse, name), (_INT,))
         self._callbacks = []  # the engine holds bare addresses, so the callbacks live here
@@ -379,31 +411,22 @@ class _Recorder:
         kernel[0] = ctypes.addressof(self._names[-1])
 
     @staticmethod
-    def _encode_tiled(
-        out: int, dtype: int, rank: int, address: int, extents: int, strides: int, box: int, steps: int, *modes: int
-    ) -> None:
-        """cuTensorMapEncodeTiled: modes are interleave, swizzle, l2Promotion and oobFill."""
-        interleave, swizzle, promotion, fill = modes
-        if dtype not in range(len(_TENSOR_TYPES)) or interleave or swizzle not in range(len(_SWIZZLES)):
-            raise UnsupportedPTX(f"cuTensorMapEncodeTiled: type {dtype}, interleave {interleave}, swizzle {swizzle}")
+    def _encode_tiled(name: str, out: int, *given: int) -> None:
+        *tensor, box, steps = given[:7]
+        facts = _facts_of_map(name, tensor, steps, given[7:])
+        _put_map(out, tensor_map.TensorMap(box=_numbers(_UINT, box, tensor[1]), **facts))
 
-        def numbers(kind: type[ctypes._SimpleCData], where: int, count: int) -> tuple[int, ...]:
-            return tuple((kind * count).from_address(where)) if count else ()
-
-        encoded = tensor_map.encode(
-            tensor_map.TensorMap(
-                address=address or 0,
-                dtype=_TENSOR_TYPES[dtype],
-                extents=numbers(ctypes.c_uint64, extents, rank),
-                strides=numbers(ctypes.c_uint64, strides, rank - 1),
-                box=numbers(ctypes.c_uint32, box, rank),
-                element_strides=numbers(ctypes.c_uint32, steps, rank),
-                swizzle=_SWIZZLES[swizzle],
-                nan_fill=bool(fill),
-                l2_promotion=promotion,
-            )
+    @staticmethod
+    def _encode_im2col(name: str, out: int, *given: int) -> None:
+        """Corners begin with W. Along W alone there are numbers of W, and a mode, which a map of the driver has not."""
+        *tensor, lower, upper, channels, pixels, steps, interleave = given[:11]
+        facts, spatial = _facts_of_map(name, tensor, steps, (interleave, *given[-3:])), tensor[1] - 2
+        lower, upper = (
+            (corner, *[0] * (spatial - 1)) if "Wide" in name else _numbers(_INT, corner, spatial)
+            for corner in (lower, upper)
         )
-        ctypes.memmove(out, encoded, len(encoded))
+        made = tensor_map.Im2colMap(lower_corner=lower, upper_corner=upper, channels=channels, pixels=pixels, **facts)
+        _put_map(out, made)
 
     def _launch(
         self, config: ctypes._Pointer[_LaunchConfig], kernel: bytes, arguments: ctypes._Pointer[ctypes.c_void_p]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import linecache
+import math
 import struct
 import sys
 import threading
@@ -262,9 +263,51 @@ def test_packed_types_of_the_driver(suffix: str, dtype: str) -> None:
              (ctypes.c_uint32 * 2)(1, 1)]  # fmt: skip
     out = (ctypes.c_uint8 * 128)()
     addresses = [ctypes.addressof(each) for each in (out, *lists)]
-    host._Recorder._encode_tiled(addresses[0], code, 2, 4096, *addresses[1:], 0, 3, 0, 0)
+    host._Recorder._encode_tiled("", addresses[0], code, 2, 4096, *addresses[1:], 0, 3, 0, 0)
     found = decode(bytes(out))
     assert (found.dtype, found.extents, found.box, found.swizzle) == (dtype, (256, 8), (128, 8), "128B")
+
+
+#: Rank, steps, corners, channels, pixels, the driver's numbers of type, swizzle, promotion and fill -> what its encoder
+#: of CUDA 13.0 made on an H200; where a corner is one number, cuTensorMapEncodeIm2colWide.
+PIXELS = {
+    (3, (1, 3, 1), (-300,), (299,), 16, 64, 9, 1, 0, 0): "2521 8 f0 0 0 0 3f 1d 4 0 0 f000010 12bfed4 3f",
+    (4, (1, 1, 2, 1), (-1, -2), (-3, 4), 32, 96, 6, 2, 2, 1): "4c331 10 a0 3c0 0 0 7f 9 5 3 0 1f000040 4fdfeff 5f",
+    (5, (1, 2, 1, 4, 1), (-1, -2, -3), (4, -5, 6), 16, 32, 7, 3, 1, 0):
+        "263c1 10 90 480 1f80 0 3f 8 7 6 2 f000608 1b6477df 1f",
+    (5, (1, 2, 1, 4, 1), (-1, -2, -3), (4, -5, 6), 16, 32, 11, 0, 3, 0):
+        "703c1 10 90 480 1f80 0 3f 8 7 6 2 f000608 1b6477df 1f",
+    (4, (1, 2, 1, 1), -1, -3, 32, 96, 9, 3, 2, 1): "4e531 10 a0 3c0 0 0 7f 9 5 3 0 1f000008 fd00ff 5f",
+    (5, (1, 2, 1, 4, 1), -1, 4, 16, 32, 7, 2, 1, 0): "243c1 10 90 480 1f80 0 3f 8 7 6 2 f000608 4001f 1f",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", PIXELS, ids=str)
+@pytest.mark.parametrize("mode", [0, 1])
+def test_maps_of_pixels_are_the_driver_s(given: tuple, mode: int) -> None:
+    rank, steps, *corners, channels, pixels, dtype, swizzle, promotion, fill = given
+    extents = {3: (64, 30, 5), 4: (128, 10, 6, 4), 5: (64, 9, 8, 7, 3)}[rank]
+    element = 4 if dtype in (7, 11) else 2
+    strides = [element * math.prod(extents[: d + 1]) for d in range(rank - 1)]
+    lists = [(ctypes.c_uint64 * rank)(*extents), (ctypes.c_uint64 * (rank - 1))(*strides),
+             (ctypes.c_uint32 * rank)(*steps)]  # fmt: skip
+    wide = isinstance(corners[0], int)
+    kept = [] if wide else [(ctypes.c_int * (rank - 2))(*corner) for corner in corners]
+    out = (ctypes.c_uint8 * 128)()
+    *tensor, stepped = map(ctypes.addressof, lists)
+    number, place = ctypes.c_int, ctypes.c_void_p
+    corner = number if wide else place
+    kinds = [place, number, number, place, place, place, corner, corner, number, number, place, *[number] * (4 + wide)]
+    symbols = host._Symbols()
+    recorder = host._Recorder(symbols)
+    entry = ctypes.CFUNCTYPE(number, *kinds)(symbols.addresses[f"_cuTensorMapEncodeIm2col{'Wide' * wide}"])
+    assert not recorder.call(
+        entry, ctypes.addressof(out), dtype, rank, 0x7F0012345680, *tensor,
+        *(map(ctypes.addressof, kept) if kept else corners), channels, pixels, stepped, 0, *[mode] * wide, swizzle,
+        promotion, fill,
+    )  # fmt: skip
+    words = ["12345680", "7f00", *PIXELS[given].split()]
+    assert bytes(out)[:64] == struct.pack("<16I", *(int(word, 16) for word in words))
 
 
 def test_functions_that_take_tensors(compiled):
