@@ -177,6 +177,7 @@ class CudaOnHost(TorchFunctionMode):
 
         What torch's autograd makes of a `CudaTensor` (a saved output, a view) is a plain tensor with its storage.
         """
+        value = _unwrapped(value)
         if isinstance(value, CudaTensor):
             return True
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
@@ -231,6 +232,10 @@ class CudaOnHost(TorchFunctionMode):
             func: what made it.
             copies: of one call: new storages by the address of the ones that they replace.
         """
+        inner = _unwrapped(tensor)
+        if inner is not tensor:
+            self._know(inner.untyped_storage(), inner, func)
+            return tensor
         if type(tensor) is torch.Tensor and tensor.requires_grad and tensor.is_leaf:
             return self.adopt(tensor.detach(), func, copies).requires_grad_()  # a view of a leaf would not be one
         if tensor.layout is not torch.strided:
@@ -238,22 +243,31 @@ class CudaOnHost(TorchFunctionMode):
         storage = tensor.untyped_storage()
         if not storage.nbytes() or isinstance(tensor, FakeTensor):  # which has no memory
             return _as_cuda(tensor)
-        known = self._storages.get(storage.data_ptr())
-        if known is None or known[0].expired():
-            self.refuse(getattr(func, "__name__", str(func)))
+        if self._is_new(storage):
             if type(tensor) is torch.Tensor and not tensor.requires_grad:
                 storage = _guarded_copy(storage, {} if copies is None else copies)
                 size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
                 tensor = torch.empty(0, dtype=tensor.dtype).set_(storage, offset, size, stride)
-            with self._lock:
-                address = storage.data_ptr()
-                if address in self._storages:
-                    self._forget(address)
-                self._storages[address] = (StorageWeakRef(storage), storage.nbytes())
-                kind = str(tensor.dtype).removeprefix("torch.")
-                element = tensor.itemsize * tensor.is_contiguous()
-                self._shapes[address] = kind, tuple(tensor.shape), element, _maker()
+            self._know(storage, tensor, func)
         return _as_cuda(tensor)
+
+    def _is_new(self, storage: torch.UntypedStorage) -> bool:
+        known = self._storages.get(storage.data_ptr())
+        return known is None or known[0].expired()
+
+    def _know(self, storage: torch.UntypedStorage, tensor: torch.Tensor, func: Callable[..., object] | None) -> None:
+        """Kernels may touch the storage of a tensor from here on."""
+        if not self._is_new(storage):
+            return
+        self.refuse(getattr(func, "__name__", str(func)))
+        with self._lock:
+            address = storage.data_ptr()
+            if address in self._storages:
+                self._forget(address)
+            self._storages[address] = (StorageWeakRef(storage), storage.nbytes())
+            kind = str(tensor.dtype).removeprefix("torch.")
+            element = tensor.itemsize * tensor.is_contiguous()
+            self._shapes[address] = kind, tuple(tensor.shape), element, _maker()
 
     def move(
         self, tensor: torch.Tensor, device: AnyDevice, dtype: torch.dtype | None, copy: bool, rest: dict,
@@ -405,6 +419,13 @@ def _as_cuda(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is torch.nn.Parameter:
         return torch.nn.Parameter(tensor.data.as_subclass(CudaTensor), tensor.requires_grad)
     return tensor
+
+
+def _unwrapped(value: object) -> object:
+    """The tensor whose memory a wrapper of torch.func has (torch.vmap, torch.func.grad); anything else as it is."""
+    while type(value) is torch.Tensor and torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
 
 
 def _guarded_copy(storage: torch.UntypedStorage, done: dict[int, torch.UntypedStorage]) -> torch.UntypedStorage:

@@ -6,7 +6,9 @@ import contextlib
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
+from cute_kernels.emulator.programs import capture
 from cute_kernels.emulator.programs.cuda_operators import on_device_backward
 
 
@@ -26,3 +28,36 @@ def test_the_apply_of_autograd_may_be_of_c(monkeypatch: pytest.MonkeyPatch) -> N
         result = made.apply(["a", "b"], 3)
     assert type(result) is made and result == {"a": 3, "b": 3}
     assert Function.__dict__["apply"] is dict.__dict__["fromkeys"]
+
+
+def test_torch_func_on_the_device() -> None:
+    """Inside torch.vmap and torch.func.grad a tensor is a wrapper without memory of its own."""
+    with capture("sm_90a") as session:
+        x, documents = torch.arange(4.0, device="cuda"), torch.tensor([0, 0, 1, 1], device="cuda")
+        inside: list[torch.device] = []
+
+        def products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            inside.extend((a.device, (a * b).device))
+            return a * b + torch.ones_like(a)
+
+        table = torch.vmap(torch.vmap(products, in_dims=(None, 0)), in_dims=(0, None))(x, x)
+        same = torch.vmap(lambda i: documents[i] == documents[0])(torch.arange(4, device="cuda"))
+        gradient = torch.func.grad(lambda v: (v * v * v.sin()).sum())(x)
+        assert inside == [torch.device("cuda", 0)] * 2
+        regions = dict(session._tensors.regions())
+        for result in (table, same, gradient):
+            assert result.is_cuda and result.device.type == "cuda"
+            assert regions[result.untyped_storage().data_ptr()] == result.untyped_storage().nbytes()
+        numbers = [0.0, 1.0, 2.0, 3.0]
+        assert table.tolist() == [[a * b + 1 for b in numbers] for a in numbers]
+        assert same.tolist() == [True, True, False, False]
+        host = x.cpu()
+        assert torch.allclose(gradient.cpu(), 2 * host * host.sin() + host**2 * host.cos())
+        assert not torch.vmap(lambda v: v + 1)(host).is_cuda
+
+
+def test_a_block_mask_on_the_device() -> None:
+    with capture("sm_100a"):
+        mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 384, 384, device="cuda", BLOCK_SIZE=(128, 128))
+        assert mask.kv_num_blocks.is_cuda and mask.kv_indices.is_cuda and mask.full_kv_num_blocks.is_cuda
+        assert mask.kv_num_blocks.tolist() == [[[1, 1, 1]]] and mask.full_kv_num_blocks.tolist() == [[[0, 1, 2]]]
