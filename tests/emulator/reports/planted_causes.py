@@ -32,6 +32,9 @@ ARCHITECTURES = {
     "gemm_sm90": "sm_90a", "gemm_sm100": "sm_100a", "pipeline": "sm_90a", "bias_add": "sm_90a",
     "pipelines_sm90": "sm_90a", "one_array_sm100": "sm_100a", "named_barriers": "sm_90a",
     "linear_sm90": "sm_90a", "gemm_sm80": "sm_80", "multicast_sm100": "sm_100a",
+    "attention_sm90": "sm_90a", "chain_sm100": "sm_100a", "cluster_sums": "sm_90a", "double_sm80": "sm_80",
+    "tickets_sm90": "sm_90a", "turns_sm90": "sm_90a", "relay_sm90": "sm_90a", "halves_sm90": "sm_90a",
+    "spread_sm90": "sm_90a",
 }  # fmt: skip
 
 
