@@ -128,7 +128,7 @@ def copies() -> Iterator[Kind]:
     start = "ld.param.u64 %d5, [p3]; add.u32 %r17, %r0, 1024; mov.u32 %r16, 0;"
     expect = "@%p3 mbarrier.arrive.expect_tx.shared.b64 _, [%r0], 8192;"
     for name, copy in one.items():
-        yield Kind("copies", name, "sm_90a", f"{expect}{copy}{WAIT}", 1, 8192, "MB", start)
+        yield Kind("copies", name, "sm_90a", f"{expect}{copy}{WAIT} bar.warp.sync -1;", 1, 8192, "MB", start)
 
 
 MMA_SYNC = {

@@ -205,6 +205,8 @@ class Facts:
         sentence: what is wrong, without addresses, "" where the table of kinds or the message has it.
         notes: further sentences.
         past: of the mbarriers, as far as it is kept.
+        phase: of the barrier, that a wait is for which may pass too early; -1 of others.
+        early: kind and message of an arrival, bytes or a wait before it that order had not kept in their phase.
     """
 
     side: Side | None = None
@@ -218,6 +220,8 @@ class Facts:
     sentence: str = ""
     notes: list[str] = field(default_factory=list)
     past: Past = Past()
+    phase: int = -1
+    early: tuple[str, str] | None = None
 
 
 def ranges(numbers: Iterable[int]) -> str:

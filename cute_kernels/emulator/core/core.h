@@ -13,7 +13,8 @@ EXPORT int64_t key_slot(const int64_t *key, int64_t words, int64_t slots);
 EXPORT Barrier *barrier_at(Tables *t, int64_t address);
 
 // An operation on an mbarrier. Returns the phase that it found; -1: Python has been told what is wrong.
-EXPORT int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);
+EXPORT int64_t mbarrier_apply(
+    Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who, int64_t place, int64_t warp);
 // Whether the phase of a parity, or with this number, is complete; -1 likewise.
 EXPORT int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity);
 

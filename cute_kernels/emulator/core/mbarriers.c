@@ -88,6 +88,18 @@ static Moment *keep(Tables *t, int64_t operation, int64_t address, int64_t phase
   return moment;
 }
 
+// Whether the latest operation of a warp that is kept is a wait for this phase that timed out: of a kernel that hangs
+// these would leave no room for what led to it.
+static int timed_out_before(const Tables *t, int64_t address, int64_t phase, int64_t place, int64_t warp) {
+  int64_t first = t->moment_count > MOMENTS ? t->moment_count - MOMENTS : 0;
+  for (int64_t number = t->moment_count - 1; number >= first; number--) {
+    const Moment *each = &t->moments[number % MOMENTS];
+    if (each->warp == warp)
+      return each->timed_out && each->address == address && each->phase == phase && each->place == place;
+  }
+  return 0;
+}
+
 int64_t mbarrier_by(
     Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who, int64_t place, int64_t warp) {
   int64_t phase = mbarrier_do(t, operation, address, amount, who);
@@ -95,11 +107,12 @@ int64_t mbarrier_by(
   return phase;
 }
 
-int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
-  int64_t place = t->place;
+int64_t mbarrier_apply(
+    Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who, int64_t place, int64_t warp) {
+  int64_t before = t->place;
   t->place = -1;  // Python knows where it is
-  int64_t phase = mbarrier_by(t, operation, address, amount, who, -1, -1);
-  t->place = place;
+  int64_t phase = mbarrier_by(t, operation, address, amount, who, place, warp);
+  t->place = before;
   return phase;
 }
 
@@ -299,11 +312,13 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
   for (uint32_t left = operation == TRY_WAIT ? active : done; left;) {
     Lanes group = next_of(i, s, left, 1);
     const Barrier *barrier = barrier_at(t, group.address);
+    left &= ~group.lanes;
+    int late = !(done & group.lanes);
+    if (late && timed_out_before(t, group.address, barrier->phase, t->place, header->number)) continue;
     Moment *moment = keep(t, operation, group.address, barrier->phase, t->place, header->number);
     moment->amount = (int32_t)(parity ? group.amount & 1 : group.amount);
     moment->parity = parity;
-    moment->timed_out = !(done & group.lanes);
-    left &= ~group.lanes;
+    moment->timed_out = late;
   }
   AT(u64, i->d) = i->c & (ADDRESSES | AMOUNTS) ? result : result != 0;
   return i + 1;

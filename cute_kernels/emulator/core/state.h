@@ -136,7 +136,7 @@ typedef struct Barrier {
 } Barrier;
 
 // The latest operations on the mbarriers of a cluster, for reports: number n is entry n % MOMENTS.
-enum { MOMENTS = 1024 };
+enum { MOMENTS = 4096 };
 typedef struct Moment {
   int64_t address;
   int32_t operation, amount;  // of a wait that has passed: the parity or state that it asked for

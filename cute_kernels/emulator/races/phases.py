@@ -8,6 +8,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.isa.ptx.waits import loads_behind
 from cute_kernels.emulator.races.checks import RaceChecks
 from cute_kernels.emulator.races.happens_before import WARP_COLUMNS, Agent
 from cute_kernels.emulator.races.sync_point import SyncPoint
@@ -29,8 +30,18 @@ def phase_before(phase: int) -> str:
 
 
 def stands_against(what: int) -> bool:
-    """Whether a fault stands against the certificate, and is not reported: the run itself is in order."""
+    """Whether a fault stands against the certificate, and is reported at the end if nothing else is."""
     return what in _AGAINST
+
+
+def relied_on(races: RaceChecks, what: int, place: int) -> bool:
+    """Whether a fault is none for kernels in use: lanes that have waited load together, and one hands all of it over.
+
+    docs/emulator/contract.md, "Loads that one lane hands over"; the certificate does not take it for granted.
+    """
+    return what == CONSTANTS["LANES_OVERTAKEN"] and races.launch.flow is not None and loads_behind(
+        races.launch.flow, place
+    )
 
 
 def fault(races: RaceChecks, what: int, fault: ctypes.Structure, agent: Agent | None) -> BarrierMisuse | None:
@@ -41,7 +52,7 @@ def fault(races: RaceChecks, what: int, fault: ctypes.Structure, agent: Agent | 
             f"{agent.label} waits for phase {fault.phase} of the mbarrier at {place_of(address)}, but nothing orders "
             f"that after phase {fault.phase - 1}: a wait that comes before it is complete is one for "
             f"{phase_before(fault.phase - 1)}, which has the same parity, and passes at once"
-        ).know("phase-ambiguous", **races.barrier_facts(address))
+        ).know("phase-ambiguous", **races.barrier_facts(address), phase=fault.phase)
     if what in (CONSTANTS["PHASE_OVERRUN"], CONSTANTS["LANES_OVERTAKEN"]):
         return _overtaken(races, address, fault.warp, fault.place, what == CONSTANTS["LANES_OVERTAKEN"])
     if what == CONSTANTS["ANNOUNCED_LATE"]:

@@ -276,7 +276,7 @@ TWINS |= {
         f"""{BARRIERS} @%p1 bra CONSUMER; @%p9 bra LAST; {COPY_IN} FIRST: {WAIT} @!%p3 bra FIRST;
         EMPTY: mbarrier.try_wait.parity.<<acquire|relaxed>>.cta.shared.b64 %p3, [dynamic+8], 0; @!%p3 bra EMPTY;
         {COPY_IN} FULL: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 1; @!%p3 bra FULL; bra LAST;
-        CONSUMER: {WAIT} @!%p3 bra CONSUMER; setp.ne.u32 %p5, %r1, 32; @%p5 bra LAST;
+        CONSUMER: {WAIT} @!%p3 bra CONSUMER; bar.warp.sync -1; setp.ne.u32 %p5, %r1, 32; @%p5 bra LAST;
         cp.async.bulk.global.shared::cta.bulk_group [%d0+128], [dynamic+64], 128; cp.async.bulk.commit_group;
         cp.async.bulk.wait_group.read 0; mbarrier.arrive.<<release|relaxed>>.cta.shared.b64 %d3, [dynamic+8];
         LAST: ret;""",

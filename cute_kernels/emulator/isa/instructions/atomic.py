@@ -205,7 +205,7 @@ def store_async(
     """st.async (``name`` is "") and red.async by each executing lane: data first, then its bytes on the mbarrier."""
     warp.cluster.progress += 1
     cluster = warp.cluster
-    nbytes = TYPE_BITS[type_] // 8
+    nbytes, issued = TYPE_BITS[type_] // 8, (warp.executing(), warp.number)
     dtype = np.dtype(f"u{nbytes}")
     if cluster.meter is not None:
         places = np.broadcast_to(np.asarray(address, np.int64), 32)
@@ -235,7 +235,7 @@ def store_async(
             if watched is not None:
                 cluster.tracker.complete_copy(watched, signal, where >> 24)
             cells[:] = combine(name, type_, cells.copy(), data.view(np.uint8)) if name else data.view(np.uint8)
-            cluster.barriers.complete_tx(signal, data.nbytes)
+            cluster.barriers.complete_tx(signal, data.nbytes, issued)
 
         cluster.async_stores += 1
         cluster.engine.submit(AsyncOp(("st.async", cluster.async_stores), run, text))

@@ -3,7 +3,7 @@ and behind which waits the lanes of a warp may part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cute_kernels.emulator.isa.ptx.families import read, written
 from cute_kernels.emulator.isa.ptx.flow import Block, Flow, is_together
@@ -36,11 +36,26 @@ def parting(flow: Flow) -> frozenset[int]:
     found = flow.facts.get("parting")
     if found is None:
         waits = (i for i in flow.kernel.instructions if is_wait(i))
-        found = flow.facts["parting"] = frozenset(i.index for i in waits if _parts_behind(flow, i.index))
+        found = flow.facts["parting"] = frozenset(i.index for i in waits if _apart(flow, i.index, _parts))
     return found
 
 
-def _parts_behind(flow: Flow, wait: int) -> bool:
+def loads_behind(flow: Flow, wait: int) -> bool:
+    """Whether all lanes may load what they have waited for, before one of them goes on for all."""
+    return _apart(flow, wait, _loads)
+
+
+def _parts(flow: Flow, block: Block, instruction: Instruction) -> bool:
+    guard = instruction.guard is not None and instruction.guard.register in flow.varying
+    return (block.divergent or guard) and contributes(instruction)
+
+
+def _loads(flow: Flow, block: Block, instruction: Instruction) -> bool:
+    return instruction.parts[0] == "ld" and "shared" in instruction.parts[1] and not block.divergent
+
+
+def _apart(flow: Flow, wait: int, found: Callable[[Flow, Block, Instruction], bool]) -> bool:
+    """Whether there is such an instruction behind a wait, before the lanes execute one together."""
     block = _block_of(flow, wait)
     work, seen = [(block.index, wait + 1)], set()
     while work:
@@ -49,8 +64,7 @@ def _parts_behind(flow: Flow, wait: int) -> bool:
         for instruction in flow.kernel.instructions[start : here.end]:
             if is_together(instruction):
                 break
-            guard = instruction.guard is not None and instruction.guard.register in flow.varying
-            if (here.divergent or guard) and contributes(instruction):
+            if found(flow, here, instruction):
                 return True
         else:
             work += _unseen(flow, here.successors, seen)

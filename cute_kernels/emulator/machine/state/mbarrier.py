@@ -158,16 +158,21 @@ class MBarriers:
 
     # --- operations, for units ---------------------------------------------------------------------------------------
 
-    def complete_tx(self, address: int, nbytes: int) -> None:
+    def complete_tx(self, address: int, nbytes: int, issued: tuple[int, int] = (-1, -1)) -> None:
         """``nbytes`` bytes arrived. They may arrive before the expect_tx of the same phase."""
-        self.apply(CONSTANTS["COMPLETE_TX"], address, nbytes)
+        self.apply(CONSTANTS["COMPLETE_TX"], address, nbytes, issued=issued)
 
-    def apply(self, operation: int, address: int, amount: int, who: str = "") -> int:
-        """Any operation, a key of `OPERATIONS`. Returns the phase that it found; raises what `fault` says."""
+    def apply(
+        self, operation: int, address: int, amount: int, who: str = "", issued: tuple[int, int] = (-1, -1)
+    ) -> int:
+        """Any operation, a key of `OPERATIONS`. Returns the phase that it found; raises what `fault` says.
+
+        ``issued``: for reports, index of the instruction and number of the warp that issued it, where they are known.
+        """
         if who and who not in self.labels:
             self.labels.append(who)
         number = self.labels.index(who) + 1 if who else 0
-        phase = library().mbarrier_apply(self.address, operation, address, amount, number)
+        phase = library().mbarrier_apply(self.address, operation, address, amount, number, *issued)
         if phase < 0:
             self.reraise()
         self.noted()

@@ -222,6 +222,7 @@ class Cluster:
         self.triggered: set[int] = set()
         self._instructions, self._reported = launch.instructions, launch.reported
         self._against: set[tuple[str, int]] = set()
+        self._early: EmulatorError | None = None  # the first of these, which is reported unless another fault shows
         self.places: set[tuple[str, int, str]] = set()  # against a certificate, see `ClusterWork`
         self.progress = self.polls = self.async_stores = 0
         self.dynamic_smem = launch.dynamic_smem
@@ -368,16 +369,27 @@ class Cluster:
         index = -1 if self.executing is None else self.executing.executing()
         self.places.add(("reported", index, f"{error.kind} was reported, and execution went on"))
 
-    def stands_against(self, error: EmulatorError) -> None:
-        """A fault of phases that this run does not show stands against the certificate, the first of an instruction."""
-        place = self.instruction(self._index()) if self.executing is not None else None
-        index = -1 if place is None else place.index
+    def stands_against(self, error: EmulatorError, relied_on: bool = False) -> None:
+        """A fault that another schedule may show stands against the certificate, the first of an instruction.
+
+        Phases of a barrier that order does not keep apart are reported at the end, unless kernels in use rely on it:
+        if this run shows what they lead to, that says more of where. In which order warps allocate may not matter.
+        """
+        place = self._place()
+        index = -1 if place is None else place[0].index
         if (error.kind, index) not in self._against:
             self._against.add((error.kind, index))
             self.places.add((error.kind, index, error.message))
+            if self._early is None and not relied_on and isinstance(error, BarrierMisuse):
+                self.tell_past(error)
+                self._early = error if place is None else error.at(*place)
 
     def tell_past(self, error: EmulatorError) -> None:
-        """Adds to an error what has happened to mbarriers."""
+        """Adds to an error what has happened to mbarriers, and which phases order had not kept apart before."""
+        if error is self._early:
+            return  # it has what was known at the time
+        if self._early is not None:
+            error.know(early=(self._early.kind, self._early.message))
         past = self.barriers.past()
         # Others of an array tell which of them the error's barrier is.
         error.know(past=past, barriers=past.barriers if error.facts.barrier is not None else ())
@@ -418,7 +430,10 @@ class Cluster:
             self.report_once(what, lambda: access_faults.fault(what, fault.access, self.memory, self.gmem, warp))
         elif what != CONSTANTS["TAKE_LOGS"]:
             found = self._fault(what, fault, warp)
-            (self.stands_against if phases.stands_against(what) else self.report)(found)
+            if phases.stands_against(what):
+                self.stands_against(found, phases.relied_on(self.tracker, what, fault.barrier.place))
+            else:
+                self.report(found)
         return True
 
     def _fault(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> EmulatorError:
@@ -490,3 +505,5 @@ class Cluster:
             self.tracker.check_exits()
         if self.options.looks_for("exits"):
             self.barriers.check_finished(self.options.strict, self.report)
+        if self._early is not None:
+            self.report(self._early)
