@@ -82,7 +82,10 @@ def _waited_at_once(e: Evidence) -> Fields | None:
         return None
     if _tells_of_room(e, wait.place):
         return None
-    return {"at": e.line(wait.instruction), "full": e.name(wait.place)}
+    waits = [wait]
+    if not e.signals():  # nothing tells which of them should have waited
+        waits = [each for each in e.did("wait", warp=e.warp) if passed_at_once(each)]
+    return {"at": e.lines(waits), "full": " or ".join(dict.fromkeys(e.name(each.place) for each in waits))}
 
 
 def _tells_of_room(e: Evidence, spot: Spot) -> bool:
@@ -90,7 +93,7 @@ def _tells_of_room(e: Evidence, spot: Spot) -> bool:
     alike = e.alike(spot)
     filled = [alike(each.place) for each in (*e.did("announce"), *e.did("deliver"))]
     # Of tensor memory, which MMAs write, commits tell, and not copies.
-    others = bool(filled) and e.facts.memory is not None
+    others = bool(filled) and e.facts.memory is not None and e.facts.memory.space != "tensor"
     return not any(filled) and (others or any(word in e.name(spot).lower() for word in ("empty", "free")))
 
 
@@ -152,6 +155,15 @@ def _written_otherwise(e: Evidence) -> Fields | None:
     return {"at": e.line(wait.instruction), "full": e.name(wait.place), "phase": phase, "what": what}
 
 
+def _nothing_announced(e: Evidence) -> Fields | None:
+    """The reader's own arrival has completed the phase, and no bytes were announced: it waits for nothing."""
+    wait = e.last_wait()
+    if wait is None or passed_at_once(wait) or any(e.alike(wait.place)(each.place) for each in e.did("announce")):
+        return None
+    arrivals = [each for each in e.did("arrive", wait.place, wait.phase - 1) if each.warp == e.warp]
+    return {"full": e.name(wait.place), "at": e.lines(arrivals)} if arrivals else None
+
+
 # --- accesses too early: a stage that is still in use -----------------------------------------------------------------
 
 
@@ -166,13 +178,35 @@ def _refills(e: Evidence) -> Fields | None:
 
 def _refills_without_wait(e: Evidence) -> Fields | None:
     fields = _refills(e)
-    alike = [each for each in e.did("wait", warp=e.warp) if each.place not in _signalled_by(e)]
-    return fields if fields is not None and e.facts.past.whole and not alike else None
+    mine, signals = _signalled_by(e), e.signals()
+    other = e.facts.other
+    full = e.alike(other.signals) if other is not None and other.signals is not None else mine.__contains__
+    readers = {each.warp for each in e.did("wait") if full(each.place)} - {e.warp}
+
+    def tells(wait: Moment) -> bool:
+        """Whether who signals it may know that the stage is free: it has waited for what the warp itself signals."""
+        by = {each.warp for each in signals if e.alike(wait.place)(each.place)}
+        return wait.place not in mine and (not by or bool(by & readers))
+
+    told = any(tells(each) for each in e.did("wait", warp=e.warp))
+    return fields if fields is not None and e.facts.past.whole and not told else None
 
 
 def _signalled_by(e: Evidence) -> set[Spot]:
     """Mbarriers that the warp's own arrivals and copies signal: it does not learn from these that a stage is empty."""
     return {each.place for each in e.signals([e.warp])}
+
+
+def _fills_other_stage(e: Evidence) -> Fields | None:
+    """The copy before wrote another stage than the one whose mbarrier it signals; the one at fault writes its own."""
+    other = e.facts.other
+    if _refills(e) is None or other.signals is None or other.verb != "wrote":
+        return None
+    stages = e.stages(other.signals)
+    memory = e.stage_of_memory(e.facts.memory, len(stages))
+    if memory in (None, e.stage(other.signals)):
+        return None
+    return {"full": e.name(other.signals), "stage": e.stage(other.signals), "memory": memory}
 
 
 def _refills_at_once(e: Evidence) -> Fields | None:
@@ -301,6 +335,10 @@ def _groups(e: Evidence, prefix: tuple[str, ...]) -> Fields | None:
     if start is None or e.at_fault is None or not _of_groups(prefix, start):
         return None
 
+    told = [each for each in e.instructions if each.parts[:3] == ("cp", "async", "mbarrier")]
+    if told and prefix == ("cp", "async"):
+        return {"copy": e.line(start), "which": "mbarrier", "told": e.line(told[0])}
+
     def is_wait(each: Located) -> bool:
         return each.parts[: len(prefix)] == prefix and each.parts[len(prefix)] in ("wait_group", "wait_all")
 
@@ -335,6 +373,9 @@ def _group_rows(kinds: tuple[str, ...], prefix: tuple[str, ...], commit: str, wa
     holds = functools.partial(_groups, prefix=prefix)
     leaves = f"{wait} at {{wait}} leaves the latest {{number}} groups in flight, and the one of {{copy}} is among these"
     return (
+        Cause(kinds, holds, "a wait is missing: {who} has not waited for the mbarrier at which {told} arrives when the "
+              "copy at {copy} is complete: mbarrier_wait for it before {here}, with parity 0 in the ring's first turn",
+              when=lambda found: found["which"] == "mbarrier"),
         Cause(kinds, holds, f"{commit} is missing behind {{copy}}: {wait} waits for groups that are committed, and "
               "what no group has is in flight for ever", when=lambda found: found["which"] == "commit"),
         Cause(kinds, holds, f"{wait} is missing behind {{copy}}, in the threads that issued it, and behind it the "
@@ -367,6 +408,59 @@ def _no_barrier(e: Evidence) -> Fields | None:
         writes = [each for each in writes if each.parts[0] == "cp" or each.line in lines]
     near = [each for each in writes if e.reaches(each, here, is_barrier)]
     return {"write": e.line(near[-1])} if near else None
+
+
+def _refilled_without_barrier(e: Evidence) -> Fields | None:
+    """From a read, a warp comes to the cp.async that fills the buffer again, and passes no barrier."""
+    other, here = e.facts.other, e.at_fault
+    reads = here is not None and here.parts[0] in ("ld", "ldmatrix")
+    if not reads or other is None or not other.instructions or not other.warp:
+        return None
+    copy = other.instructions[0]
+    ahead = other.warp != e.warp and _of_groups(("cp", "async"), copy) and "bulk" not in copy.parts
+    return {} if ahead and e.reaches(here, copy, is_barrier) else None
+
+
+def _writer_not_heard(e: Evidence) -> Fields | None:
+    """The mbarrier at which the writer arrives behind the write, for which the reader waits behind the read, or never.
+
+    ``early``: it arrives in front of the write alone, and the reader has waited for that.
+    """
+    side, other, here = e.facts.side, e.facts.other, e.at_fault
+    if side is None or other is None or (side.verb, other.verb) != ("reads", "wrote") or not other.instructions:
+        return None
+    if e.warp in ("", other.warp) or not e.facts.past.whole or other.signals is not None or here is None:
+        return None
+    write = other.instructions[0]
+    arrivals = [each for each in e.did("arrive", warp=other.warp) if each.instruction is not None]
+    wait = e.last_wait()
+    if wait is not None and not e.behind(write, _is("mbarrier", "arrive"), _is("try_wait")):
+        told = [each for each in arrivals if each.place == wait.place and each.instruction.line < write.line]
+        if told and not passed_at_once(wait):
+            return {"full": e.name(wait.place), "at": e.line(told[-1].instruction), "early": True}
+    behind = [each for each in arrivals if each.instruction.line > write.line]
+    first = min(behind, key=lambda each: each.instruction.line, default=None)
+    if first is None or any(map(e.alike(first.place), _signalled_by(e))) and e.last_wait(first.place) is None:
+        return None
+    wait, alike = e.last_wait(first.place), e.alike(first.place)
+    if wait is not None and (wait.instruction is None or wait.instruction.line < here.line):
+        return None
+    if wait is None and any(passed_at_once(each) and alike(each.place) for each in e.did("wait")):
+        return None  # it tells that there is room
+    return {"full": e.name(first.place), "at": e.line(first.instruction), "early": False}
+
+
+def _fenced_late(e: Evidence) -> Fields | None:
+    """The proxy fence of the writer stands behind the arrival that tells of the write."""
+    other = e.facts.other
+    write = other.instructions[0] if other is not None and other.instructions else None
+    if write is None or other.verb != "wrote":
+        return None
+    arrivals, fences = (e.behind(write, _is(*parts), _is("try_wait")) for parts in
+                        (("mbarrier", "arrive"), ("fence", "proxy")))  # fmt: skip
+    if not arrivals or not fences or fences[0].line < arrivals[0].line:
+        return None
+    return {"fence": e.line(fences[0]), "at": e.line(arrivals[0])}
 
 
 def _arrived_before(e: Evidence) -> Fields | None:
@@ -468,6 +562,13 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(_EARLY, _copy_waited_for, "{who} has waited for phase {phase} of {full}, and the stage has been filled "
           "again since: a wait is missing in this turn, or its parity is that of the turn before", "unfinished-copy",
           lambda found: found["same"]),
+    Cause(("proxy-fence",), _fenced_late, "the fence at {fence} stands behind the arrival at {at}, which tells that "
+          "the bytes are written: fence_proxy first, then arrive"),
+    Cause(("shared-race",), _writer_not_heard, "the arrival of {by} for {full} at {at} stands in front of the write at "
+          "{use}, and comes too early: arrive behind the write", when=lambda found: found["early"]),
+    Cause(("shared-race",), _writer_not_heard, "a wait is missing: {who} has not waited for {full}, at which {by} "
+          "arrives at {at} behind the write at {use}: mbarrier_wait for it before {here}, with parity 0 in the first "
+          "turn"),
     Cause(("shared-race",), _generic_stages, "stages differ: {who} has waited for {full} (stage {stage}) at {at}, "
           "and reads stage {other} at {here}: the index of the wait and the index of what is read have to be the "
           "same", when=lambda found: found["stage"] != found["other"]),
@@ -490,12 +591,17 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(("uninitialised-read",), _written_in_part, "{written} bytes of {array} have been written, and not these: the "
           "stage or index that is written and the one that is read at {here} differ, or a wait, a copy or a border of "
           "the tile is missing"),
+    Cause(("uninitialised-read",), _nothing_announced, "the arrival of {who} at {at} completes the phase of {full} by "
+          "itself, and no bytes are announced: mbarrier_arrive_and_expect_tx has to announce the bytes of all copies "
+          "of the phase"),
     Cause(("uninitialised-read",), _written_otherwise, "{who} has waited for phase {phase} of {full} at {at}, and "
           "{what} that phase: a copy of these bytes is not issued, has another size or fills another stage, or a "
           "border of the tile is never filled"),
     # A stage that is in use: no wait, its parity, too few arrivals, an arrival that comes too early.
     Cause(_IN_USE, _refills_without_wait, "{who} has waited for no mbarrier that tells that the stage is free: "
           "mbarrier_wait on the empty mbarrier before {here}, with parity 1 in the ring's first turn"),
+    Cause(_IN_USE, _fills_other_stage, "the copy at {use} writes stage {memory} and signals {full}, the mbarrier of "
+          "stage {stage}: both have to be of the same stage"),
     Cause(_IN_USE, _refills_at_once, "wrong parity, or a missing wait: the last wait of {who}, for {empty} at {at}, "
           "passed at once though the stage has been filled before: its parity changes with every turn of the ring, "
           "from 1 on"),
@@ -523,6 +629,10 @@ ACCESSES: tuple[Cause, ...] = (
           "{full}: all of these have to be of the same stage"),
     Cause(("tensor-race",), _sums_not_waited, "{who} reads before the MMAs at {use} are complete: tcgen05.commit "
           "behind them, and a wait of {who} for its mbarrier"),
+    # A buffer that is filled again before all have read it.
+    Cause(("copy-in-flight", "shared-race"), _refilled_without_barrier, "a barrier is missing between the reads at "
+          "{here} and the copy at {use}, by which {by}, a step ahead, fills the buffer again: sync_threads behind the "
+          "reads"),
     # Groups: not committed, not waited for, too many left.
     *_group_rows(("copy-in-flight", "shared-race"), ("cp", "async"), "cp_async_commit_group()",
                  "cp_async_wait_group(N)"),

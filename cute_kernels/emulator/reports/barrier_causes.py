@@ -45,10 +45,21 @@ def _usual(e: Evidence, waiting: Waiting, spot: Spot) -> set[str]:
     return usual - {each.warp for each in e.did(operation, spot, waiting.barrier.phase)}
 
 
+def _in_part(e: Evidence, waiting: Waiting, spot: Spot) -> bool:
+    """Whether others have contributed to the phase that is waited for: what is missing is at fault, and not they."""
+    mine = set(_labels(waiting))
+    return any(each.warp not in mine and each.place == spot and each.phase == waiting.barrier.phase
+               for each in e.signals())  # fmt: skip
+
+
 def _roots(e: Evidence) -> list[tuple[Waiting, Spot]]:
-    """Waits that nobody else's wait explains, then those of warps that have done nothing so far."""
+    """Waits that nobody else's wait explains, then those of warps that have done nothing so far.
+
+    Where all wait for each other, those for phases that are complete in part.
+    """
     waits = _at_barriers(e)
     found = [(waiting, spot) for waiting, spot in waits if not _held_up(e, waiting, spot)]
+    found = found or [each for each in waits if _in_part(e, *each)]
     roots = {spot for _, spot in found}
 
     def explained(waiting: Waiting, spot: Spot) -> bool:
@@ -66,7 +77,9 @@ def _roots(e: Evidence) -> list[tuple[Waiting, Spot]]:
                 work |= _usual(e, other, place) - seen
         return False
 
-    return sorted(found, key=lambda each: (explained(*each), _was_here(e, *each)))
+    ranks = e.known["ranks"] = {spot: (explained(each, spot), not _in_part(e, each, spot)) for each, spot in found}
+    found.sort(key=lambda each: (*ranks[each[1]], _was_here(e, *each)))
+    return found
 
 
 def _should_signal(e: Evidence, waiting: Waiting, spot: Spot) -> set[str]:
@@ -93,6 +106,7 @@ def _signalled_own(e: Evidence) -> Fields | None:
     for waiting, spot in _roots_without_arrival(e):
         own = [
             each for each in e.did("arrive") if (each.warp, each.place) in awaited and not e.alike(spot)(each.place)
+            and not e.did("announce", each.place, warp=each.warp)
             and each.warp not in _labels(waiting) and ((each.warp, each.place) in now or any(
                 (other.warp, other.place) not in awaited for other in e.signals() if other.place == each.place))
         ]  # fmt: skip
@@ -118,8 +132,10 @@ def _waits_elsewhere(e: Evidence) -> Fields | None:
             if place[0] != spot[0] or not state.phase or any(map(e.alike(place), awaited)):
                 continue
             signals = [each for each in e.signals() if each.place == place]
+            signals = [each for each in signals if each.operation == "deliver"] or signals
             others = [w for each in there for w in _labels(each) if w not in {signal.warp for signal in signals}]
-            if len(sites) > 1 and others:
+            alone = len(e.stages(place)) == len(e.stages(spot)) and e.untouched(spot) and not state.tx
+            if (len(sites) > 1 or alone) and others:
                 return {"who": e.who(others), "at": " and ".join(at for at, warp in sites.items() if warp in others),
                         "here": e.name(spot), "there": e.name(place), "signals": e.lines(signals)}  # fmt: skip
     return None
@@ -180,15 +196,6 @@ def _ring_at_fault(e: Evidence) -> list[int]:
     return stages if len(stages) > 1 else []
 
 
-def _parity_stays(e: Evidence) -> Fields | None:
-    """Who waits for all stages of the ring, and then again for the same phase of the first one."""
-    stages = _ring_at_fault(e)
-    for each, between in _waits_again(e) if stages else ():
-        if each.place[1] in stages and {s.place[1] for s in between if s.operation == "wait"} >= set(stages):
-            return {"who": e.who([each.warp]), "here": e.name(each.place), "at": e.line(each.instruction)}
-    return None
-
-
 def _not_advanced(e: Evidence) -> Fields | None:
     """Who waits for a phase, signals the same stage, and waits for the same phase again."""
     stages = _ring_at_fault(e)
@@ -247,7 +254,7 @@ def _first_parity(e: Evidence) -> Fields | None:
         return None
     waits = [wait for wait in e.facts.waits if wait.instruction is not None]
     filling = {wait.warp for wait in waits if _follows(e, wait.instruction, "expect_tx")}
-    reading = {wait.warp for wait in waits if _follows(e, wait.instruction, "ld", "ldmatrix")}
+    reading = {wait.warp for wait in waits if _follows(e, wait.instruction, "ld", "ldmatrix", "bulk_group")}
     empty = [each for each in first if any(word in e.name(each[1]).lower() for word in ("empty", "free"))]
     named = empty or [each for each in first if filling & set(_labels(each[0]))]
     named = named or [each for each in first if not reading & set(_labels(each[0]))] or first
@@ -261,7 +268,9 @@ def _follows(e: Evidence, wait: Located, *parts: str) -> bool:
 
 
 def _bytes_missing(e: Evidence) -> tuple[Waiting, Spot] | None:
-    return next((each for each in _roots(e) if each[0].barrier.tx > 0 and not each[0].barrier.pending), None)
+    roots = _roots(e)
+    first = [each for each in roots if e.known["ranks"][each[1]] == e.known["ranks"][roots[0][1]]]
+    return next((each for each in first if each[0].barrier.tx > 0 and not each[0].barrier.pending), None)
 
 
 def _nothing_comes(e: Evidence) -> Fields | None:
@@ -290,6 +299,8 @@ def _bytes_elsewhere(e: Evidence) -> Fields | None:
     if found is None or ahead is None:
         return None
     spot, other = found[1], (ahead.cta, ahead.offset)
+    if {each.warp for each in e.did("announce") if e.alike(other)(each.place)} & {*_labels(found[0])}:
+        return None  # who announces the bytes there waits here
     return {"here": e.name(spot), "there": e.name(other), "at": e.lines(e.did("deliver", other, ahead.phase))}
 
 
@@ -334,6 +345,19 @@ def _each_signals_its_own(e: Evidence) -> Fields | None:
     return None
 
 
+def _not_announced(e: Evidence) -> Fields | None:
+    """A phase lacks its arrival, and bytes have come that nobody announces."""
+    for waiting, spot in _roots_without_arrival(e):
+        came = e.did("deliver", spot, waiting.barrier.phase)
+        alike = e.alike(spot)
+        there = [each for each in e.did("announce") if each.warp in {each.warp for each in came}]
+        there = [] if any(alike(each.place) for each in e.did("announce")) else there
+        if came:
+            return {"here": e.name(spot), "copy": e.lines(came), "waits": e.who(_labels(waiting)), "announced":
+                    e.lines(there[-1:]), "there": e.name(there[-1].place) if there else ""}  # fmt: skip
+    return None
+
+
 def _nobody_arrives(e: Evidence) -> Fields | None:
     for waiting, spot in _roots_without_arrival(e):
         who = _should_signal(e, waiting, spot)
@@ -369,14 +393,28 @@ def _arrives_again(e: Evidence) -> Fields | None:
 
 
 def _arrives_where_it_waits(e: Evidence) -> Fields | None:
-    found = _this_phase(e) if e.warp else None
-    if found is None or not e.did("wait", found[0], warp=e.warp):
+    """A warp arrives where it has waited, and so does not at an mbarrier for which the others who arrive there wait."""
+    found = _this_phase(e)
+    if found is None:
         return None
-    signals = [each for each in e.signals() if each.place == found[0]]
-    if not signals or any(each.warp == e.warp for each in signals):
+    alike = e.alike(found[0])
+    waiters = {each.warp for each in e.did("wait") if alike(each.place)}
+    signals = [each for each in e.signals() if alike(each.place)]
+    now = [each for each in signals if each.warp in waiters and each.instruction is not None
+           and "expect_tx" not in each.instruction.parts]  # fmt: skip
+    if e.at_fault is not None and "arrive" in e.at_fault.parts and "expect_tx" not in e.at_fault.parts:
+        now.append(Moment("arrive", found[0], 0, 1, e.warp, e.at_fault))
+    who = next((each for each in reversed(now) if each.warp in waiters), None)
+    signals = [each for each in signals if each.warp not in waiters]
+    if who is None or not signals:
         return None
-    others = e.who(each.warp for each in signals)
-    return {"here": e.name(found[0]), "signals": e.lines(signals), "others": others}
+    mine = [each.place for each in e.did("arrive", warp=who.warp)]
+    usual = {each.warp for each in signals}
+    other = [each.place for each in e.did("wait") if each.warp in usual and not alike(each.place)
+             and not any(map(e.alike(each.place), mine))]  # fmt: skip
+    instead = f", and not at {e.name(other[-1])}, for which these wait" if other else ""
+    return {"who": e.who([who.warp]), "at": e.line(who.instruction), "here": e.name(found[0]),
+            "signals": e.lines(signals), "others": e.who(usual), "instead": instead}  # fmt: skip
 
 
 def _announces_elsewhere(e: Evidence) -> Fields | None:
@@ -443,6 +481,9 @@ def _waits_too_early(e: Evidence) -> Fields | None:
     spot = state.cta, state.offset
     if e.did("wait", spot, warp=e.warp) or not e.did("deliver", spot) and not e.did("arrive", spot):
         return None
+    alike = e.alike(spot)
+    if any(alike(each.place) and each.amount == 0 for each in e.did("wait", warp=e.warp)):
+        return None  # it has begun with parity 0
     return {"here": e.name(spot)}
 
 
@@ -498,6 +539,19 @@ def _bytes_of_phase(e: Evidence) -> Fields | None:
             "copy": e.line(e.at_fault)}  # fmt: skip
 
 
+def _announces_nothing(e: Evidence) -> Fields | None:
+    """Copies signal mbarriers of an array at which nobody has ever announced bytes; where their warp announces them."""
+    state = e.facts.barrier
+    alike = e.alike((state.cta, state.offset)) if state is not None else None
+    if alike is None or any(alike(each.place) for each in e.did("announce")):
+        return None
+    arrivals = [each for each in e.did("arrive") if alike(each.place) and each.warp in ("", e.warp)]
+    there = e.did("announce", warp=e.warp)
+    return {"here": e.name((state.cta, state.offset)), "copy": e.line(e.at_fault),
+            "at": f" ({e.lines(arrivals)})" if arrivals else "", "there": e.name(there[-1].place) if there else "",
+            "announced": e.lines(there[-1:])}  # fmt: skip
+
+
 def _barrier_of_other_cta(e: Evidence) -> Fields | None:
     state, name = e.facts.barrier, WarpName.of(e.warp)
     if state is None or name is None or state.cta == name.cta:
@@ -516,8 +570,8 @@ BARRIERS: tuple[Cause, ...] = (
           "waiting, or the others have to come to a barrier with this id.{hint}"),
     Cause(("hang",), _signalled_own, "{who} signals {own} at {at}, for which it waits itself, and nobody has signalled "
           "{other}: that arrival or commit names the wrong mbarrier"),
-    Cause(("hang",), _waits_elsewhere, "the wait of {who} at {at} is for {here}, as that of others is, and nobody "
-          "waits for {there}, which is signalled at {signals}: that wait names the wrong mbarrier"),
+    Cause(("hang",), _waits_elsewhere, "the wait of {who} at {at} is for {here}, which nobody has signalled, and "
+          "nobody waits for {there}, which is signalled at {signals}: that wait names the wrong mbarrier"),
     Cause(("hang",), _signalled_elsewhere, "{at} (of {who}) signals {there}, and not {here}, which is waited for: a "
           "tcgen05.commit needs the mask of all CTAs that wait (tcgen05.commit(barrier, mask, cta_group)), an "
           "mbarrier_arrive the rank of the CTA that does"),
@@ -545,17 +599,20 @@ BARRIERS: tuple[Cause, ...] = (
           when=lambda found: found["some"]),
     Cause(("hang",), _arrivals_short, "the count of {here} is too high: mbarrier_init at {init} gives {count}, and "
           "{came} come in a phase, from {who} at {at}, all of whom have arrived"),
+    Cause(("hang",), _not_announced, "the copy at {copy} signals {here}, at which nobody announces bytes, and its warp "
+          "announces them for {there} at {announced}: the copy names the wrong mbarrier",
+          when=lambda found: found["there"]),
+    Cause(("hang",), _not_announced, "an announcement is missing: the bytes of the copy at {copy} have come to {here}, "
+          "for which {waits} waits, and nobody announces them: mbarrier_arrive_and_expect_tx in front of the copy"),
     Cause(("hang",), _nobody_arrives, "an arrival is missing: nobody has arrived in this phase at {here}, the mbarrier "
           "of the wait of {waits}. The signal has to come from {who}: mbarrier_arrive behind the last access, or "
           "tcgen05.commit where MMAs read or write the stage. Is it there, and does it name this mbarrier?"),
     # Arrivals and phases: who comes again, who is not counted, whose stage it is.
-    Cause(_PHASES, _parity_stays, "{who} waits at {at} for a phase of {here} for which it has waited before, and has "
-          "gone round the ring in between: the parity changes each time that the ring begins anew (phase ^= 1)"),
-    Cause(_PHASES, _not_advanced, "{who} "
-          "waits at {at} for a phase of {here} for which it has waited before, and has signalled {other} at {signal} "
-          "in between: the stage, or its parity, does not advance (state.advance())"),
-    Cause(("extra-arrivals",), _arrives_where_it_waits, "{who} arrives at {at} at {here}, for which it has waited "
-          "itself, and which {others} signals at {signals}: that arrival names the wrong mbarrier"),
+    Cause(_PHASES, _not_advanced, "{who} waits at {at} for a phase of {here} for which it has waited before, and has "
+          "signalled {other} at {signal} in between: the stage, or its parity, does not advance (state.advance())"),
+    Cause(("extra-arrivals", "phase-overrun", "phase-missed", "arrival-early"), _arrives_where_it_waits, "{who} "
+          "arrives at {at} at {here}, for which it has waited itself, and which {others} signals at "
+          "{signals}{instead}: that arrival names the wrong mbarrier"),
     Cause(("extra-arrivals",), _announces_elsewhere, "{who} announces at {here}, and its copies signal {there}: of a "
           "pair of CTAs the leader alone announces the bytes of both, so the arrive_and_expect_tx at {at} is for CTA 0 "
           "alone"),
@@ -578,6 +635,12 @@ BARRIERS: tuple[Cause, ...] = (
     Cause(("phase-ambiguous",), _waits_too_early, "wrong parity: the first wait of {who} for {here}, at {at}, asks for "
           "parity 1, and passes at once where it comes before the first phase is complete: a consumer's first wait has "
           "parity 0"),
+    Cause(("extra-bytes", "bytes-early"), _announces_nothing, "the copy at {copy} signals {here}, at which nobody "
+          "announces bytes, and its warp announces them for {there} at {announced}: the copy names the wrong mbarrier",
+          when=lambda found: found["there"]),
+    Cause(("extra-bytes", "bytes-early"), _announces_nothing, "nobody announces the bytes of the copy at {copy}, which "
+          "signals {here}: mbarrier_arrive_and_expect_tx in place of mbarrier_arrive{at} announces the bytes of all "
+          "copies of the phase"),
     Cause(("extra-bytes",), _copy_signals_again, "the copy at {copy} by {who} has signalled {here} twice in this "
           "phase: it names the mbarrier of another stage, or its warp has come round the ring without waiting for the "
           "stage to be free"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 from cute_kernels.emulator.reports.access_causes import ACCESSES
 from cute_kernels.emulator.reports.barrier_causes import BARRIERS
 from cute_kernels.emulator.reports.evidence import Cause, Evidence
+from cute_kernels.emulator.reports.protocol_causes import PROTOCOL, UNHEARD
 
-CAUSES: tuple[Cause, ...] = (*BARRIERS, *ACCESSES)
+CAUSES: tuple[Cause, ...] = (*PROTOCOL, *BARRIERS, *ACCESSES, *UNHEARD)
 """The first row of a kind that holds counts."""
 
 

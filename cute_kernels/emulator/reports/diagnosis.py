@@ -61,6 +61,10 @@ class _Diagnosis:
         waiting = grouped(facts.waits, self.place, self.barriers)
         name, help_ = cause_of(error.kind, self._evidence(waiting))
         kind, fields = kind_of(name), self._fields()
+        early = []
+        if facts.early is not None and not help_:
+            early = [f"before that, {facts.early[1]} ({facts.early[0]})"]
+            help_ = f"mend first what came before ({facts.early[0]}): {kind_of(facts.early[0]).help}"
         message = error.message.splitlines() or [""]
         name_of_kernel = self.kernel
         return Diagnostic(
@@ -76,7 +80,7 @@ class _Diagnosis:
             cycle=cycle(waiting),
             exited=tuple(name for each in facts.exited if (name := WarpName.of(each)) is not None),
             barriers=tuple(self.barriers.barrier(state) for state in facts.barriers),
-            notes=tuple(facts.notes) if waiting else (*message[1:], *facts.notes),
+            notes=(*(() if waiting else message[1:]), *facts.notes, *early),
             help=help_ or _filled(kind.help, fields),
             kernel=sources.short_name(self.ptx, name_of_kernel) if name_of_kernel else "",
             kernel_name=name_of_kernel,

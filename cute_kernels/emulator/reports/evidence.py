@@ -100,9 +100,16 @@ class Evidence:
         """Where an instruction stands: "program.py:7"."""
         if instruction is None:
             return "a place that is not known"
-        place = self.place(instruction)
-        source = place.inlined_at or place.source
-        return f"{short_path(source.path)}:{source.line}" if source is not None else f"PTX line {instruction.line}"
+        if instruction.line not in self._lines:
+            place = self.place(instruction)
+            source = place.inlined_at or place.source
+            where = f"{short_path(source.path)}:{source.line}" if source is not None else ""
+            self._lines[instruction.line] = where or f"PTX line {instruction.line}"
+        return self._lines[instruction.line]
+
+    @functools.cached_property
+    def _lines(self) -> dict[int, str]:
+        return {}
 
     def lines(self, moments: Iterable[Moment]) -> str:
         """Where operations stand."""
@@ -132,7 +139,11 @@ class Evidence:
 
     def state(self, spot: Spot) -> BarrierState | None:
         """The mbarrier that is there."""
-        return next((each for each in self.facts.past.barriers if (each.cta, each.offset) == spot), None)
+        return self._states.get(spot)
+
+    @functools.cached_property
+    def _states(self) -> dict[Spot, BarrierState]:
+        return {(each.cta, each.offset): each for each in reversed(self.facts.past.barriers)}
 
     def stages(self, spot: Spot) -> list[int]:
         """Offsets of the mbarriers of the same array and purpose: some arrays have full and empty ones."""
@@ -141,34 +152,53 @@ class Evidence:
         return self._stages[spot]
 
     @functools.cached_property
+    def known(self) -> dict[str, dict]:
+        """Findings of rows, kept for the others."""
+        return {}
+
+    @functools.cached_property
     def _stages(self) -> dict[Spot, list[int]]:
         return {}
 
     def _find_stages(self, spot: Spot) -> list[int]:
         state = self.state(spot)
-        key = self._purpose(state) if state is not None else ("",)
+        key = self.purpose(state) if state is not None else ("",)
         if not key[0]:
             return [spot[1]]
         bytes_here, waiters = self._uses(state)
         found = []
         for each in self.facts.past.barriers:
-            if each.cta == spot[0] and self._purpose(each) == key:
+            if each.cta == spot[0] and self.purpose(each) == key:
                 bytes_there, others = self._uses(each)
                 same = None in (bytes_here, bytes_there) or bytes_here == bytes_there
                 if same and (not waiters or not others or waiters & others):
                     found.append(each.offset)
         return sorted(found)
 
-    def _purpose(self, state: BarrierState) -> tuple[str, int, str]:
+    def purpose(self, state: BarrierState) -> tuple[str, int, str]:
         """Array, count and line of initialisation: the same for all of a purpose."""
-        return self.title(state).rpartition("[")[0], state.expected, self.line(state.init)
+        spot = state.cta, state.offset
+        if spot not in self._purposes:
+            self._purposes[spot] = self.title(state).rpartition("[")[0], state.expected, self.line(state.init)
+        return self._purposes[spot]
+
+    @functools.cached_property
+    def _purposes(self) -> dict[Spot, tuple[str, int, str]]:
+        return {}
 
     def _uses(self, state: BarrierState) -> tuple[bool | None, set[str]]:
         """Whether bytes were announced or came there (None: nothing has happened), and who waited for it."""
-        here = [each for each in self.moments if each.place[1] == state.offset]
+        here = self._at_offset.get(state.offset, [])
         done = {each.operation for each in here} - {"wait", "timeout"}
         waiters = {each.warp for each in here if each.operation in ("wait", "timeout") and each.place[0] == state.cta}
         return bool(done - {"arrive"}) if done else None, waiters
+
+    @functools.cached_property
+    def _at_offset(self) -> dict[int, list[Moment]]:
+        found: dict[int, list[Moment]] = {}
+        for each in self.moments:
+            found.setdefault(each.place[1], []).append(each)
+        return found
 
     def stage(self, spot: Spot) -> int:
         """Index of an mbarrier in its array."""
