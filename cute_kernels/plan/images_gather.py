@@ -18,17 +18,9 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import fact, number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
-from cute_kernels.plan import base
+from cute_kernels.plan import base, shared_operands
 from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
-from cute_kernels.plan.shared_operands import (
-    SWIZZLE_BYTES,
-    WARPGROUP_ROWS,
-    WgmmaPair,
-    check_accumulators,
-    check_store_stages,
-    check_stores_and_stages,
-)
 
 BLOCK_PIXELS = 64
 """Pixels of a patch in one stage: 128 bytes of K."""
@@ -38,7 +30,7 @@ ROW_PATCHES = (1, 2, 4)
 
 
 @dataclass(frozen=True)
-class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
+class Sm90GatherPlan(GridTilesPlan, shared_operands.WgmmaPair):
     """The persistent WGMMA kernel over gathered patches: rows of a tile are patches, columns features."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:Sm90GatherKernel"
@@ -125,16 +117,16 @@ def check_gather(plan: Sm90GatherPlan) -> None:
     if p.grid_width % c.row_patches:
         rule = f"TMA reads whole pieces, and a grid row has {p.grid_width} patches"
         base.reject("row_patches", c.row_patches, rule, math.gcd(c.row_patches, p.grid_width))
-    if plan.row_bytes > SWIZZLE_BYTES:
+    if plan.row_bytes > shared_operands.SWIZZLE_BYTES:
         rule = f"{c.row_patches} patches of {p.patch} pixels are {plan.row_bytes} bytes, those of a swizzled row 128"
         base.reject("row_patches", c.row_patches, rule, BLOCK_PIXELS // p.patch)
     shared = next(extent for extent in (*reversed(plan.box), c.cluster) if extent > 1)
     if shared % c.cluster:
         rule = f"CTAs load equal shares of {shared} rows, images or patches of a box"
         base.reject("cluster", c.cluster, rule, math.gcd(c.cluster, shared))
-    check_accumulators(plan)
-    check_store_stages(plan)
-    check_stores_and_stages(plan)
+    shared_operands.check_accumulators(plan)
+    shared_operands.check_store_stages(plan)
+    shared_operands.check_stores_and_stages(plan)
 
 
 def check_numbers(plan: Sm90GatherPlan) -> None:
@@ -167,9 +159,10 @@ def _check_tile(plan: Sm90GatherPlan) -> None:
         if fit:
             base.reject("tile_images", c.tile_images, rule, min(fit, key=lambda images: abs(images - c.tile_images)))
         base.reject("tile_rows", c.tile_rows, rule, max(1, legal[-1] // c.tile_patches))
-    if plan.box_rows < WARPGROUP_ROWS:
-        rule = f"a WGMMA takes a patch of each of {WARPGROUP_ROWS} pieces, a tile of {plan.tile_m} has {plan.box_rows}"
-        base.reject("row_patches", c.row_patches, rule, plan.tile_m // WARPGROUP_ROWS)
+    if plan.box_rows < shared_operands.WARPGROUP_ROWS:
+        pieces = shared_operands.WARPGROUP_ROWS
+        rule = f"a WGMMA takes a patch of each of {pieces} pieces, a tile of {plan.tile_m} has {plan.box_rows}"
+        base.reject("row_patches", c.row_patches, rule, plan.tile_m // pieces)
 
 
 # --- which tiles the SM90a kernel over gathered patches gets, where its configuration leaves that open ---------------
@@ -257,7 +250,7 @@ def _candidates(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig) -> Iterat
     row_patches = (c.row_patches,) if c.row_patches else (fit[-1], fit[0]) if len(fit) > 1 else tuple(fit)
     for q, tile_m in itertools.product(row_patches, (64, 128) if c.pingpong else (128, 256)):
         shape = _shape(problem, c, q, tile_m)
-        if tile_m < q * WARPGROUP_ROWS and not c.row_patches:
+        if tile_m < q * shared_operands.WARPGROUP_ROWS and not c.row_patches:
             continue
         for n, cluster in itertools.product(tile_n, clusters):
             yield dataclasses.replace(

@@ -12,16 +12,7 @@ from cutlass import Int32, Int64
 from cute_kernels.dsl import compiling
 from cute_kernels.kernels.gemm import Addends, bias_view, biases, finish, gemm_addends, multipliers, row_pitch
 from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
-from cute_kernels.kernels.sm80.epilogue import (
-    lane_blocks,
-    lane_column,
-    lane_row,
-    lane_rows,
-    lane_sums,
-    launch,
-    run,
-    store_vector,
-)
+from cute_kernels.kernels.sm80 import epilogue
 from cute_kernels.kernels.sm80.instructions import any_of_cta, count_arrival
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
@@ -142,14 +133,14 @@ class GemmTiles:
         row, column, batch = self._place(tile)
         pitch = row_pitch(self.n, problem.out_dtype)
         dtype, bias = ELEMENT_TYPES[problem.out_dtype], bias_view(self.bias, plan, self.n)
-        for block in cutlass.range_constexpr(len(lane_blocks(plan))):
-            n_at = column + lane_column(warp, block)
+        for block in cutlass.range_constexpr(len(epilogue.lane_blocks(plan))):
+            n_at = column + epilogue.lane_column(warp, block)
             addend = biases(bias, n_at, wide, plan.bias_vector)
             columns = self.addends.column_factors(n_at, batch, wide, plan.column_vector)
-            for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
-                m_at = row + lane_row(warp, eighth)
+            for eighth in cutlass.range_constexpr(len(epilogue.lane_rows(plan))):
+                m_at = row + epilogue.lane_row(warp, eighth)
                 rounded = finish(
-                    lane_sums(sums, plan, block, eighth),
+                    epilogue.lane_sums(sums, plan, block, eighth),
                     addend,
                     problem.activation,
                     dtype,
@@ -159,7 +150,7 @@ class GemmTiles:
                 )
                 if m_at < m and n_at < pitch:
                     place = (Int64(batch) * Int64(m) + Int64(m_at)) * Int64(pitch) + Int64(n_at)
-                    store_vector(self.out, place, rounded)
+                    epilogue.store_vector(self.out, place, rounded)
 
 
 class Sm80GemmKernel(Host):
@@ -174,14 +165,14 @@ class Sm80GemmKernel(Host):
             plan=self.plan, a=o.a, b=o.b, bias=o.bias, addends=gemm_addends(self.plan, o), out=o.out,
             arrivals=o.arrivals, partials=o.partials, m=o.m, n=o.n, k=o.k, batches=o.batches
         )
-        launch(self.kernel(tiles), self.plan, o.clusters, stream)
+        epilogue.launch(self.kernel(tiles), self.plan, o.clusters, stream)
 
     @cute.kernel
     def kernel(self, tiles: GemmTiles) -> None:
         c, order = self.plan.config, tiles.order
         k_blocks = cute.ceil_div(cute.ceil_div(tiles.k_bytes, c.row_bytes), c.split_k)
         tiles = replace(tiles, addends=tiles.addends.loaded())
-        run(self.plan, tiles, order.tiles * c.split_k, k_blocks)
+        epilogue.run(self.plan, tiles, order.tiles * c.split_k, k_blocks)
 
 
 def _by_vectors(sums: cute.Tensor) -> cute.Tensor:

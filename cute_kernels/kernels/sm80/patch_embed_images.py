@@ -13,18 +13,7 @@ from cute_kernels.dsl import compiling
 from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
-from cute_kernels.kernels.sm80.epilogue import (
-    LANES_ALONG,
-    ROWS_AHEAD,
-    lane_blocks,
-    lane_column,
-    lane_rows,
-    lane_sums,
-    launch,
-    load_vector,
-    run,
-    store_vector,
-)
+from cute_kernels.kernels.sm80 import epilogue
 from cute_kernels.kernels.sm80.instructions import cp_async_16
 from cute_kernels.kernels.sm80.load import Load, rows_load, shared_base, team_thread
 from cute_kernels.kernels.sm80.mainloop import Warp
@@ -69,16 +58,16 @@ class ImagesTiles:
         plan, grid, n = self.plan, self.grid, self.n
         row, column = self._place(tile)
         dtype = ELEMENT_TYPES[plan.problem.out_dtype]
-        eights = lane_rows(plan)
+        eights = epilogue.lane_rows(plan)
         first = (row + warp.row) // 8
-        patches = [grid.patch(plan, first + eighth, warp.lane // LANES_ALONG) for eighth in eights]
-        for block in cutlass.range_constexpr(len(lane_blocks(plan))):
-            inside = lane_column(warp, block)
+        patches = [grid.patch(plan, first + eighth, warp.lane // epilogue.LANES_ALONG) for eighth in eights]
+        for block in cutlass.range_constexpr(len(epilogue.lane_blocks(plan))):
+            inside = epilogue.lane_column(warp, block)
             n_at = column + inside
             if n_at < n:
                 scales = self._scales(n_at, inside)
-                for begin in cutlass.range_constexpr(0, len(eights), ROWS_AHEAD):
-                    several = eights[begin : begin + ROWS_AHEAD]
+                for begin in cutlass.range_constexpr(0, len(eights), epilogue.ROWS_AHEAD):
+                    several = eights[begin : begin + epilogue.ROWS_AHEAD]
                     addends = [self._addend(warp.row // 8 + e, patches[e][1], n_at, inside) for e in several]
                     for i in cutlass.range_constexpr(len(several)):
                         image, position = patches[several[i]]
@@ -86,7 +75,7 @@ class ImagesTiles:
                         rounded = finish(values, None if scales is not None else addends[i], "none", dtype)
                         if image < grid.batch:
                             place = Int64(image * grid.positions.divisor + position) * Int64(n) + Int64(n_at)
-                            store_vector(self.out, place, rounded)
+                            epilogue.store_vector(self.out, place, rounded)
 
     @cute.jit
     def begin(self, tile: Int32) -> None:
@@ -120,7 +109,7 @@ class ImagesTiles:
             return None
         if plan.copies_table:
             return self._shared(plan.tile_positions, inside)
-        return load_vector(self.scale, n_at, plan.lane_columns, Float32)
+        return epilogue.load_vector(self.scale, n_at, plan.lane_columns, Float32)
 
     def _addend(self, place: Int32, position: Int32, n_at: Int32, inside: Int32) -> cute.Tensor | None:
         """Bias and position that are added to a lane's sums of one row, of the tile's position number ``place``."""
@@ -130,20 +119,20 @@ class ImagesTiles:
         if plan.copies_table:
             return self._shared(place, inside)
         one = plan.problem.table_rows == 1
-        return load_vector(self.table, n_at if one else position * self.n + n_at, plan.lane_columns, Float32)
+        return epilogue.load_vector(self.table, n_at if one else position * self.n + n_at, plan.lane_columns, Float32)
 
     def _shared(self, place: Int32 | int, inside: Int32) -> cute.Tensor:
         plan = self.plan
         offset = Int32(place * plan.config.tile_n) + inside
         table = cute.make_ptr(Float32, self._shared_table(), cute.AddressSpace.smem, assumed_align=128)
-        return load_vector(table, offset, plan.lane_columns, Float32)
+        return epilogue.load_vector(table, offset, plan.lane_columns, Float32)
 
     def _scaled(
         self, sums: cute.Tensor, block: int, eighth: int, scales: cute.Tensor | None, addend: cute.Tensor | None
     ) -> cute.Tensor:
         """A lane's sums of one row; of integers times their scales, with what is added to them."""
         plan = self.plan
-        values = lane_sums(sums, plan, block, eighth)
+        values = epilogue.lane_sums(sums, plan, block, eighth)
         if scales is None:
             return values
         for e in range(plan.lane_columns):
@@ -169,13 +158,13 @@ class Sm80ImagesKernel(Host):
             grid=grid_of(o.batch, o.height, o.width, self.plan.problem.patch),
             n=o.n,
         )
-        launch(self.kernel(tiles), self.plan, o.clusters, stream)
+        epilogue.launch(self.kernel(tiles), self.plan, o.clusters, stream)
 
     @cute.kernel
     def kernel(self, tiles: ImagesTiles) -> None:
         c, grid, n_tiles = self.plan.config, tiles.grid, tiles.n_tiles
         rows = cute.ceil_div(grid.batch, c.tile_images) * c.tile_images * grid.positions.divisor
-        run(self.plan, tiles, cute.ceil_div(rows, c.tile_m) * n_tiles, Int32(self.plan.k_blocks))
+        epilogue.run(self.plan, tiles, cute.ceil_div(rows, c.tile_m) * n_tiles, Int32(self.plan.k_blocks))
 
 
 compiling.name_kernel(Sm80ImagesKernel.kernel, "patch_embed_images_sm80")

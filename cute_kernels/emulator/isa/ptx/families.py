@@ -10,39 +10,29 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from cute_kernels.emulator.isa.ptx import program
 from cute_kernels.emulator.isa.ptx.operand_syntax import Slot, mismatch, read_forms
-from cute_kernels.emulator.isa.ptx.program import (
-    Immediate,
-    Instruction,
-    Kernel,
-    Memory,
-    Not,
-    Operand,
-    Pair,
-    Register,
-    Vector,
-)
 from cute_kernels.emulator.isa.ptx.qualifiers import read_grammar
 
 #: (instruction, "may this operand differ between lanes?") -> may the result; one value per destination register if a
 #: list is returned.
-Varies = Callable[[Instruction, Callable[[Operand], bool]], "bool | list[bool]"]
+Varies = Callable[[program.Instruction, Callable[[program.Operand], bool]], "bool | list[bool]"]
 
 #: Operands in the notation of `operand_syntax`, or a function of the opcode's parts that returns them.
 Operands = str | Callable[[tuple[str, ...]], str]
 
 
-def varies_with_operands(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+def varies_with_operands(instruction: program.Instruction, varies: Callable[[program.Operand], bool]) -> bool:
     """A function of its operands: equal operands give equal results."""
     return any(varies(operand) for operand in instruction.operands[FAMILIES[find_prefix(instruction)].destinations :])
 
 
-def always_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+def always_varies(instruction: program.Instruction, varies: Callable[[program.Operand], bool]) -> bool:
     """Each lane has its own result by definition of the instruction."""
     return True
 
 
-def never_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+def never_varies(instruction: program.Instruction, varies: Callable[[program.Operand], bool]) -> bool:
     """All lanes get the same result by definition of the instruction."""
     return False
 
@@ -90,7 +80,7 @@ def register(prefixes: Iterable[str], facts: Family) -> list[tuple[str, ...]]:
 _LONGEST = 6
 
 
-def find_prefix(instruction: Instruction) -> tuple[str, ...]:
+def find_prefix(instruction: program.Instruction) -> tuple[str, ...]:
     """The longest registered prefix of the opcode. Raises UnsupportedPTX: none is registered."""
     found = prefix_of(instruction.parts)
     if found is None:
@@ -107,7 +97,7 @@ def prefix_of(parts: tuple[str, ...]) -> tuple[str, ...] | None:
     return None
 
 
-def find_family(instruction: Instruction) -> Family:
+def find_family(instruction: program.Instruction) -> Family:
     """The family of an instruction; raises UnsupportedPTX if there is none."""
     found = instruction.facts.get("family")
     if found is None:
@@ -115,27 +105,27 @@ def find_family(instruction: Instruction) -> Family:
     return found
 
 
-def registers_of(operand: Operand) -> Iterator[str]:
-    if isinstance(operand, Register):
+def registers_of(operand: program.Operand) -> Iterator[str]:
+    if isinstance(operand, program.Register):
         yield operand.name
-    elif isinstance(operand, Vector):
+    elif isinstance(operand, program.Vector):
         for item in operand.items:
-            if isinstance(item, Register):
+            if isinstance(item, program.Register):
                 yield item.name
             else:
                 yield from registers_of(item)
-    elif isinstance(operand, Memory):
+    elif isinstance(operand, program.Memory):
         yield from registers_of(operand.base)
         for item in operand.extra:
             yield from registers_of(item)
-    elif isinstance(operand, Pair):
+    elif isinstance(operand, program.Pair):
         yield from registers_of(operand.value)
         yield from registers_of(operand.predicate)
-    elif isinstance(operand, Not):
+    elif isinstance(operand, program.Not):
         yield operand.register.name
 
 
-def written(instruction: Instruction) -> tuple[str, ...]:
+def written(instruction: program.Instruction) -> tuple[str, ...]:
     """Registers that the instruction writes."""
     found = instruction.facts.get("written")
     if found is None:
@@ -144,7 +134,7 @@ def written(instruction: Instruction) -> tuple[str, ...]:
     return found
 
 
-def read(instruction: Instruction) -> tuple[str, ...]:
+def read(instruction: program.Instruction) -> tuple[str, ...]:
     """Registers that the instruction reads, its guard included."""
     found = instruction.facts.get("read")
     if found is None:
@@ -158,7 +148,7 @@ def read(instruction: Instruction) -> tuple[str, ...]:
     return found
 
 
-def _registers(operands: tuple[Operand, ...]) -> tuple[str, ...]:
+def _registers(operands: tuple[program.Operand, ...]) -> tuple[str, ...]:
     return tuple(name for operand in operands for name in registers_of(operand))
 
 
@@ -202,7 +192,7 @@ def _plain(parts: tuple[str, ...], count: int) -> tuple[frozenset[str], ...] | N
     return tuple(slot.simple for slot in forms[0]) if len(forms) == 1 else None
 
 
-def check_operands(kernel: Kernel) -> None:
+def check_operands(kernel: program.Kernel) -> None:
     """Refuses qualifiers that an opcode does not have, and operands of another number, kind or width than it takes.
     Raises UnsupportedPTX: it names the instruction, the operand, what is given and what is allowed."""
     registers = kernel.registers
@@ -211,14 +201,14 @@ def check_operands(kernel: Kernel) -> None:
         plain = _plain(instruction.parts, len(operands))
         if plain is not None:
             for allowed, operand in zip(plain, operands):
-                if type(operand) is not Register or registers[operand.name] not in allowed:
+                if type(operand) is not program.Register or registers[operand.name] not in allowed:
                     break
             else:
                 continue
         _check(instruction, registers)
 
 
-def _check(instruction: Instruction, registers: dict[str, str]) -> None:
+def _check(instruction: program.Instruction, registers: dict[str, str]) -> None:
     reason = arrange(instruction.parts)[1]
     if reason:
         raise instruction.refuse(reason)
@@ -231,8 +221,8 @@ def _check(instruction: Instruction, registers: dict[str, str]) -> None:
         raise instruction.refuse(reason)
 
 
-def as_integer(instruction: Instruction, operand: Operand) -> int:
+def as_integer(instruction: program.Instruction, operand: program.Operand) -> int:
     """The value of an operand that must be an integer literal."""
-    if not isinstance(operand, Immediate) or operand.float_bits:
+    if not isinstance(operand, program.Immediate) or operand.float_bits:
         raise instruction.refuse(f"an integer literal is expected, {operand} found")
     return operand.value

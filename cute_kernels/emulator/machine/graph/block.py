@@ -13,19 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from cute_kernels.emulator.core.pure_operations import evaluate
-from cute_kernels.emulator.isa.ptx.program import (
-    TYPE_BITS,
-    Immediate,
-    Instruction,
-    Kernel,
-    Not,
-    Operand,
-    Register,
-    Sink,
-    Special,
-    Symbol,
-    Vector,
-)
+from cute_kernels.emulator.isa.ptx import program
 from cute_kernels.emulator.machine.graph.values import (
     NOT_PREDICATE,
     STORED_BITS,
@@ -87,15 +75,15 @@ class Operation(Anchor):
 class KernelContext(Protocol):
     """Facts of a kernel that lowering functions ask for; attributes as of `bytecode.context.Context`."""
 
-    kernel: Kernel
+    kernel: program.Kernel
     parameters: dict[str, int]
     local_bytes: int
     static_shared: int
 
     def number_of(self, form: Hashable) -> int: ...
-    def is_wide_symbol(self, symbol: Symbol) -> bool: ...
-    def is_uniform_of_tid(self, instruction: Instruction) -> bool: ...
-    def named_value(self, block: BlockBuilder, operand: Symbol | Special, bits: int) -> Value: ...
+    def is_wide_symbol(self, symbol: program.Symbol) -> bool: ...
+    def is_uniform_of_tid(self, instruction: program.Instruction) -> bool: ...
+    def named_value(self, block: BlockBuilder, operand: program.Symbol | program.Special, bits: int) -> Value: ...
 
 
 class BlockBuilder:
@@ -114,28 +102,28 @@ class BlockBuilder:
         self.current: dict[str, Value] = {}
         self.nodes: list[Node] = []
         self.guard: Value | None = None
-        self.instruction: Instruction | None = None
+        self.instruction: program.Instruction | None = None
         self._live: dict[str, LiveIn] = {}
         self._known: dict[Hashable, Value] = {}
 
     def bits_of(self, register: str) -> int:
-        return TYPE_BITS[self.types[register]]
+        return program.TYPE_BITS[self.types[register]]
 
-    def value(self, operand: Operand, bits: int) -> Value:
+    def value(self, operand: program.Operand, bits: int) -> Value:
         """The value of a source operand, read as ``bits`` bits."""
-        if isinstance(operand, Register):
+        if isinstance(operand, program.Register):
             return self.register(operand.name)
-        if isinstance(operand, Immediate):
+        if isinstance(operand, program.Immediate):
             return self._immediate(operand, bits)
-        if isinstance(operand, Not):
+        if isinstance(operand, program.Not):
             return self.logic_not(self.register(operand.register.name))
-        if isinstance(operand, Vector):
+        if isinstance(operand, program.Vector):
             return Pack([self.value(item, bits // len(operand.items)) for item in operand.items])
-        if isinstance(operand, (Symbol, Special)):
+        if isinstance(operand, (program.Symbol, program.Special)):
             return self.context.named_value(self, operand, bits)
         raise self.instruction.refuse(f"operand {operand} cannot be read as a value")
 
-    def _immediate(self, operand: Immediate, bits: int) -> Constant:
+    def _immediate(self, operand: program.Immediate, bits: int) -> Constant:
         if bits == 1:
             return Constant(1 if operand.value else 0, 1)
         value = operand.value
@@ -153,17 +141,17 @@ class BlockBuilder:
             return self._live[name]
         return self.current[name]
 
-    def define(self, operand: Operand, value: Value) -> None:
+    def define(self, operand: program.Operand, value: Value) -> None:
         """Writes a destination operand; under a guard the lanes that are off keep the old value."""
-        if isinstance(operand, Sink):
+        if isinstance(operand, program.Sink):
             return
-        if isinstance(operand, Vector):
+        if isinstance(operand, program.Vector):
             parts = self.split(value, len(operand.items))
             for item, part in zip(operand.items, parts):
                 self.define(item, part)
             return
-        if not isinstance(operand, Register):
-            undeclared = isinstance(operand, Symbol) and operand.name not in self.context.parameters
+        if not isinstance(operand, program.Register):
+            undeclared = isinstance(operand, program.Symbol) and operand.name not in self.context.parameters
             why = "is not declared as a register" if undeclared else "is no register, and cannot be written"
             raise self.instruction.refuse(f"{operand} {why}")
         bits = self.bits_of(operand.name)
