@@ -453,9 +453,12 @@ def _idles(problem: GemmProblem, config: Sm90GemmConfig) -> bool:
 
 
 def _store_stages(plan: Sm90GemmPlan, wanted: int) -> int:
-    """So many store buffers, or more where they do not divide those of a tile: outputs of 8 bits have fewer of them."""
+    """So many store buffers, or more where they do not divide those of a tile: outputs of 8 bits have fewer of them; or
+    as many as a residual's barriers allow."""
     regions = plan.regions_per_tile
-    return next((count for count in range(min(wanted, regions), regions) if regions % count == 0), regions)
+    most = MAX_RESIDUAL_BUFFERS if plan.tma_residual else regions
+    legal = [count for count in range(1, min(regions, most) + 1) if regions % count == 0]
+    return next((count for count in legal if count >= wanted), legal[-1])
 
 
 def _room(plan: Sm90GemmPlan) -> int:
