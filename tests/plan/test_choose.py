@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
@@ -69,11 +69,21 @@ def test_images(batch, grid, patch, precision, channels_last, bias, arch, sm_cou
     k=st.integers(1, 500).map(lambda i: 8 * i),
     batches=st.integers(1, 5),
     dtype=st.sampled_from(["bfloat16", "float32"]),
+    out_dtype=st.sampled_from(["bfloat16", "float32"]),
+    scale=st.booleans(),
+    bias=st.sampled_from([None, "float16", "float32"]),
+    activation=st.sampled_from(["none", "gelu_tanh"]),
+    residual=st.sampled_from([None, "bfloat16", "float32"]),
     arch=ARCH,
     sm_count=st.sampled_from([None, 2, 78, 132]),
 )
-def test_gemm(m, n, k, batches, dtype, arch, sm_count) -> None:
-    assert_complete(GemmProblem(m, n, k, batches, dtype), arch, sm_count)
+@example(9760, 104, 3352, 1, "bfloat16", "bfloat16", False, None, "none", "bfloat16", "sm_90a", None)
+@example(38475, 400, 688, 1, "float32", "float32", True, "float16", "gelu_tanh", "float16", "sm_90a", None)
+def test_gemm(m, n, k, batches, dtype, out_dtype, scale, bias, activation, residual, arch, sm_count) -> None:
+    """Whatever follows the product: store buffers, numbers of columns and a residual take memory from the stages."""
+    more = {"column_scale": scale, "bias": bias is not None, "bias_dtype": bias or "bfloat16"}
+    epilogue = {"out_dtype": out_dtype, "activation": activation, "residual": residual}
+    assert_complete(GemmProblem(m, n, k, batches, dtype, **epilogue, **more), arch, sm_count)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
