@@ -175,12 +175,15 @@ class CudaOnHost(TorchFunctionMode):
     def is_on_device(self, value: object) -> bool:
         """Whether a tensor stands for one in device memory.
 
-        What torch's autograd makes of a `CudaTensor` (a saved output, a view) is a plain tensor with its storage.
+        What torch's autograd makes of a `CudaTensor` (a saved output, a view) is a plain tensor with its storage, and a
+        parameter that its module moves stays the object that it was.
         """
         value = _unwrapped(value)
         if isinstance(value, CudaTensor):
             return True
-        if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return False
+        if value.layout is not torch.strided or value.device.type != "cpu":
             return False
         try:
             known = self._storages.get(value.untyped_storage().data_ptr())
@@ -530,6 +533,7 @@ def _dlpack(mode: CudaOnHost, args: tuple, kwargs: dict) -> object:
 
 
 _HANDLERS: dict[Callable[..., object], Callable[[CudaOnHost, tuple, dict], object]] = {
+    torch.device: lambda mode, args, kwargs: torch.device(*args, **kwargs),
     torch.Tensor.to: _to,
     torch.Tensor.cuda: lambda mode, args, kwargs: _cuda(mode, *args, **kwargs),
     torch.Tensor.cpu: lambda mode, args, kwargs: mode.move(args[0], "cpu", args[0].dtype, False, {}),

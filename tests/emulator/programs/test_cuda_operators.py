@@ -61,3 +61,18 @@ def test_a_block_mask_on_the_device() -> None:
         mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 384, 384, device="cuda", BLOCK_SIZE=(128, 128))
         assert mask.kv_num_blocks.is_cuda and mask.kv_indices.is_cuda and mask.full_kv_num_blocks.is_cuda
         assert mask.kv_num_blocks.tolist() == [[[1, 1, 1]]] and mask.full_kv_num_blocks.tolist() == [[[0, 1, 2]]]
+
+
+def test_a_module_that_is_moved_says_where_it_is() -> None:
+    with capture("sm_100a"):
+        assert torch.device(device="cuda") == torch.device("cuda")
+        module = torch.nn.Linear(2, 2)
+        weight = module.weight
+        host = torch.ones(2)
+        expected = torch.autograd.grad(module(host).sum(), weight)[0]
+        module.cuda()
+        assert module.weight is weight and weight.is_cuda and weight.device == torch.device("cuda", 0)
+        module(host.cuda()).sum().backward()
+        assert weight.grad.is_cuda and weight.grad.tolist() == expected.tolist()
+        module.cpu()
+        assert not module.weight.is_cuda and module(host).shape == (2,)
