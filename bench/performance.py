@@ -288,12 +288,15 @@ def layers() -> str:
 
 def choice() -> str:
     """Time of the chosen configuration over that of the fastest that was timed, of shapes that no fit has seen."""
-    shapes = [s for s in choices.read([archive.RESULTS / CHOICES]) if choices.held_out(s.problem)]
+    kept_out = [s for s in choices.read([archive.RESULTS / CHOICES]) if choices.held_out(s.problem)]
+    after = choices.read([archive.RESULTS / CHOICES / "after-choices.csv"])
+    after = [s for s in after if s.problem not in choices.OUT_OF_REACH]  # which are in every file
     lines = []
-    for mode, values in choices_fit.regrets(shapes).items():
-        found = sorted(value for value in values if not math.isnan(value))
-        numbers = statistics.mean(found), choices_fit.percentile(found), found[-1]
-        lines.append((f"`gemm`, {mode}", str(len(found)), *(f"{number:.3f}" for number in numbers)))
+    for name, shapes in (("kept out", kept_out), ("drawn after the fit", after)):
+        for mode, values in choices_fit.regrets(shapes).items():
+            found = sorted(value for value in values if not math.isnan(value))
+            numbers = statistics.mean(found), choices_fit.percentile(found), found[-1]
+            lines.append((f"{name}, {mode}", str(len(found)), *(f"{number:.3f}" for number in numbers)))
     return markdown(("what", "shapes", "mean", "95%", "most"), lines)
 
 

@@ -21,7 +21,7 @@ CANDIDATES = [
 ]
 
 SM90 = (
-    *(c for c in CANDIDATES if c.split_k == 1 and not c.transposed),
+    *(c for c in CANDIDATES if c.split_k == 1 and not c.transposed and c.store_stages < 10),
     Sm90GemmConfig(128, 256, 3, 1, 2),
     Sm90GemmConfig(128, 128, 4, 2, 2),
     Sm90GemmConfig(128, 128, 2, 1, 1),
