@@ -417,11 +417,7 @@ def _of_device(answer: object) -> Callable[..., object]:
 
 
 def _as_cuda(tensor: torch.Tensor) -> torch.Tensor:
-    if type(tensor) is torch.Tensor:
-        return tensor.as_subclass(CudaTensor)
-    if type(tensor) is torch.nn.Parameter:
-        return torch.nn.Parameter(tensor.data.as_subclass(CudaTensor), tensor.requires_grad)
-    return tensor
+    return tensor.as_subclass(CudaTensor) if type(tensor) is torch.Tensor else tensor
 
 
 def _unwrapped(value: object) -> object:

@@ -74,5 +74,8 @@ def test_a_module_that_is_moved_says_where_it_is() -> None:
         assert module.weight is weight and weight.is_cuda and weight.device == torch.device("cuda", 0)
         module(host.cuda()).sum().backward()
         assert weight.grad.is_cuda and weight.grad.tolist() == expected.tolist()
+        before = weight.tolist()
+        torch.optim.SGD(module.parameters(), lr=1.0).step()
+        assert torch.allclose(weight.cpu(), torch.tensor(before) - expected) and weight.is_cuda
         module.cpu()
         assert not module.weight.is_cuda and module(host).shape == (2,)
