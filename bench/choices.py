@@ -13,6 +13,9 @@ or language model at some number of images or rows; the others have M log-unifor
 others by chance: launches in CUDA graphs, all in turn; the fastest once more in bursts after a pause. ``--peers`` adds
 cuBLAS's: what torch calls, and the algorithms that cuBLASLt's heuristic proposes. Kernels are compiled meanwhile, in
 the order in which shapes need them. A candidate that fails, or hangs, costs itself: timing goes on in a new process.
+
+``--narrow`` draws BF16 shapes of few columns or few rows instead, where tiles and clusters matter most, and times tiles
+beside the chooser's that the model finds good for several of them.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +51,7 @@ from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.dsl import kernel_cache
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations.gemm import GEMM
-from cute_kernels.plan import ARCHS, Plan, make_plan
+from cute_kernels.plan import ARCHS, Plan, gemm_sm90_fit, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90
 from cute_kernels.plan.base import ITEMSIZE
 
@@ -88,6 +92,9 @@ OUT_OF_REACH = (GemmProblem(784, 768, 3072), GemmProblem(128, 4096, 4096))
 
 _PROMISING = 24
 _BY_CHANCE = 12
+_OTHER_TILES = 80
+_NEAR = 0.05
+"""How much longer than the least modelled time a tile may take until it counts little."""
 _SCATTER = 0.12
 """How far from the best modelled time a candidate by chance is, as an exponent."""
 
@@ -145,6 +152,17 @@ def draw(seed: int, count: int) -> list[Shape]:
     return [Shape(number, *each) for number, each in enumerate(blocks + rest)]
 
 
+def draw_narrow(seed: int, count: int) -> list[Shape]:
+    """Shapes of BF16: three of five have few columns, the others few rows."""
+    generator, shapes = random.Random(seed), []
+    for number in range(count):
+        few_columns = (2000, 50000), (4, 36), (32, 512)
+        few_rows = (16, 600), (128, 640), (64, 512)
+        m, *others = (log_uniform(generator, *range_) for range_ in (few_columns if number % 5 < 3 else few_rows))
+        shapes.append(Shape(number, "bf16", GemmProblem(m, *(16 * each for each in others))))
+    return shapes
+
+
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 
@@ -172,8 +190,29 @@ def more_candidates(problem: GemmProblem, arch: str = "sm_90a", sm_count: int = 
     return list(dict.fromkeys([make_plan(problem, arch=arch, sm_count=sm_count), *found[:140]]))
 
 
-def work(seed: int, count: int) -> list[tuple[Shape, list[Plan]]]:
+def narrow_candidates(shapes: Sequence[Shape], arch: str = "sm_90a", sm_count: int = 132) -> list[list[Plan]]:
+    """Of each of `draw_narrow`'s: the chooser's ten most promising, and 30 in tiles that it does not have."""
+    spaces = [sm90.search_space(shape.problem, ARCHS[arch], sm_count) for shape in shapes]
+    worth: Counter[tuple] = Counter()
+    for space in spaces:
+        least = sm90.modelled_clocks(space[0])
+        for plan in space[:80]:
+            worth[sm90.tile(plan.config)] += math.exp((1 - sm90.modelled_clocks(plan) / least) / _NEAR)
+    tiles = [tile for tile, _ in worth.most_common() if tile not in gemm_sm90_fit.CANDIDATES][:_OTHER_TILES]
+    found = []
+    for shape, space in zip(shapes, spaces, strict=True):
+        own = make_plan(shape.problem, arch=arch, sm_count=sm_count)
+        known = sorted(sm90.candidates(shape.problem, ARCHS[arch], sm_count), key=sm90.modelled_clocks)[:10]
+        others = [plan for plan in space if sm90.tile(plan.config) in tiles][:30]
+        found.append(list(dict.fromkeys([own, *known, *others])))
+    return found
+
+
+def work(seed: int, count: int, narrow: bool = False) -> list[tuple[Shape, list[Plan]]]:
     """Shapes in the order in which they are timed, and their candidates; last those that are out of reach."""
+    if narrow:
+        shapes = draw_narrow(seed, count)
+        return list(zip(shapes, narrow_candidates(shapes), strict=True))
     last = [Shape(count + number, "bf16", problem) for number, problem in enumerate(OUT_OF_REACH)]
     return [
         *((shape, candidates(shape)) for shape in draw(seed, count)),
@@ -404,7 +443,7 @@ def time_all(files: Files, start: int, skipped: set[tuple[int, int]], deadline: 
     missing: set[tuple] = set()
     gc.freeze()  # a capture may collect garbage, which takes as long as there are objects
     for index, (shape, plans) in enumerate(shapes):
-        special = index >= len(shapes) - len(OUT_OF_REACH)
+        special = shape.problem in OUT_OF_REACH
         if index < start or time.time() > deadline - _LAST_S * (not special):
             continue
         files.at(index, 0)
@@ -428,10 +467,9 @@ def time_all(files: Files, start: int, skipped: set[tuple[int, int]], deadline: 
         torch.cuda.empty_cache()
 
 
-def measure(files: Files, seed: int, count: int, seconds: float, with_peers: bool) -> None:
+def measure(files: Files, shapes: list[tuple[Shape, list[Plan]]], seconds: float, with_peers: bool) -> None:
     """Compiles and times in processes of their own; a timing process that crashes or stalls is followed by another."""
     deadline = time.time() + seconds
-    shapes = work(seed, count)
     files.work.write_bytes(pickle.dumps(shapes))
     with files.output.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerow(COLUMNS)
@@ -498,6 +536,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     timing.add_argument("--count", type=int, default=400, help="shapes that are drawn, if there is time for all")
     timing.add_argument("--seconds", type=float, default=400)
     timing.add_argument("--peers", action="store_true", help="time cuBLAS beside ours")
+    timing.add_argument("--narrow", action="store_true", help="shapes of few columns or few rows")
     fitting = commands.add_parser("fit", help="the chooser, to shapes that are not kept out")
     judging = commands.add_parser("regret", help="of the chooser, on shapes that were kept out")
     judging.add_argument("--all", action="store_true", help="on all shapes: no fit has seen the files")
@@ -505,7 +544,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("files", type=Path, nargs="+", help="of time, or archives")
     args = parser.parse_args(arguments)
     if args.command == "time":
-        measure(Files(args.output), args.seed, args.count, args.seconds, args.peers)
+        measure(Files(args.output), work(args.seed, args.count, args.narrow), args.seconds, args.peers)
         return 0
     shapes = read(args.files)
     if args.command == "fit":

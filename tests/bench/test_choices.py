@@ -14,7 +14,7 @@ import torch
 from bench import choices
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations.gemm import GEMM
-from cute_kernels.plan import make_plan
+from cute_kernels.plan import gemm_sm90, gemm_sm90_fit, make_plan
 
 
 def test_shapes_are_those_of_the_seed() -> None:
@@ -34,6 +34,18 @@ def test_candidates_are_legal_and_the_choice_is_the_first() -> None:
         assert len(plans) <= 36 + 1
         for plan in plans:
             assert make_plan(shape.problem, plan.config, "sm_90a") == plan
+
+
+def test_narrow_shapes_are_timed_in_tiles_that_the_chooser_does_not_have() -> None:
+    work = choices.work(7, 10, narrow=True)
+    assert [shape.problem.n < 600 for shape, _ in work] == [True, True, True, False, False] * 2
+    others = Counter()
+    for shape, plans in work:
+        assert plans[0] == make_plan(shape.problem, arch="sm_90a") and len(plans) == len(set(plans)) <= 41
+        for plan in plans:
+            assert make_plan(shape.problem, plan.config, "sm_90a") == plan
+        others.update(tile for plan in plans if (tile := gemm_sm90.tile(plan.config)) not in gemm_sm90_fit.CANDIDATES)
+    assert 10 < len(others) <= 80 and max(others.values()) > 1
 
 
 def test_a_candidate_that_fails_is_recorded_and_others_are_timed() -> None:
