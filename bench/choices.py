@@ -4,7 +4,8 @@
     python -m bench.choices fit FILE ...       # writes cute_kernels/plan/gemm_sm90_fit.py, prints regrets
     python -m bench.choices regret FILE ...    # prints those of shapes that were kept out; with --all of all
 
-A file is what ``time`` has written, or an archive of such: bench/results/2026-11-29-h200.tar.xz. "Regret" is the time
+A file is what ``time`` has written, or an archive of such: bench/results/2026-11-29-h200.tar.xz. The present chooser was
+fitted to that one and to the older.csv in it, squares and layers that were chosen by hand. "Regret" is the time
 of the chooser's choice over that of the fastest candidate.
 
 A shape is of a kind, what is multiplied and what follows, in the shares of `KINDS`. One in three is a layer of a vision

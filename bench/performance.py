@@ -289,15 +289,17 @@ def layers() -> str:
 def choice() -> str:
     """Time of the chosen configuration over that of the fastest that was timed, of shapes that no fit has seen."""
     kept_out = [s for s in choices.read([archive.RESULTS / CHOICES]) if choices.held_out(s.problem)]
-    after = choices.read([archive.RESULTS / CHOICES / "after-choices.csv"])
+    after, narrow = (choices.read([archive.RESULTS / CHOICES / f"after-{name}.csv"]) for name in ("choices", "narrow"))
     after = [s for s in after if s.problem not in choices.OUT_OF_REACH]  # which are in every file
     lines = []
-    for name, shapes in (("kept out", kept_out), ("drawn after the fit", after)):
-        for mode, values in choices_fit.regrets(shapes).items():
+    names = "kept out", "drawn later", "few columns or rows"
+    for name, shapes in zip(names, (kept_out, after, narrow), strict=True):
+        cells = [name, str(len(shapes))]
+        for values in choices_fit.regrets(shapes).values():
             found = sorted(value for value in values if not math.isnan(value))
-            numbers = statistics.mean(found), choices_fit.percentile(found), found[-1]
-            lines.append((f"{name}, {mode}", str(len(found)), *(f"{number:.3f}" for number in numbers)))
-    return markdown(("what", "shapes", "mean", "95%", "most"), lines)
+            cells.append(f"{statistics.mean(found):.3f}, {choices_fit.percentile(found):.2f}, {found[-1]:.2f}")
+        lines.append(tuple(cells))
+    return markdown(("shapes", "count", "sustained: mean, 95%, most", "bursts"), lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -42,9 +42,11 @@ def draw(m, n, k, batches=0, *, dtype=BF16, seed=0, small_integers=False, bias=T
     return values(*lead, m, k), values(*lead, n, k), values(n).float() if bias else None
 
 
-def fitting(config, a, out_dtype):
+def fitting(config, a, out_dtype, residual=None):
+    """The configuration beside store buffers, numbers of columns (of a bias, be there one or not) and a residual."""
     names = (str(dtype).removeprefix("torch.") for dtype in (a.dtype, out_dtype or a.dtype))
-    return with_stages_that_fit(GemmProblem(a.shape[-2], 128, a.shape[-1], 1, *names), config)
+    more = {"bias": True, "residual": None if residual is None else str(residual.dtype).removeprefix("torch.")}
+    return with_stages_that_fit(GemmProblem(a.shape[-2], 128, a.shape[-1], 1, *names, **more), config)
 
 
 def run_guarded(a, b, bias, out_dtype, config, *, sm_count: int | None = None) -> torch.Tensor:
@@ -108,7 +110,7 @@ def test_residual(config, record_property):
     """By TMA into the store buffers, of a width that rows of 16 bytes do not have: bit for bit, small integers."""
     a, b, bias = draw(*sized_gemm(1000, 777, 264), dtype=BF16, small_integers=True)
     residual = torch.randint(-8, 9, (a.shape[0], b.shape[0]), device="cuda").to(BF16)
-    out = cute_kernels.gemm(a, b, bias=bias, residual=residual, config=fitting(config, a, BF16))
+    out = cute_kernels.gemm(a, b, bias=bias, residual=residual, config=fitting(config, a, BF16, residual))
     assert torch.equal(out, ((a.double() @ b.double().mT).float() + bias + residual.float()).to(BF16))
 
 

@@ -143,7 +143,7 @@ def _argument(value: object, example: object, name: str, call: _Call, nested: bo
         return _Parts([_argument(v, e, n, call, nested) for v, e, n in parts])
     if is_tensor(example) and isinstance(value, torch.Tensor):
         if is_fake_tensor(example) and compile_arguments.is_on_device(example) and not call.on_device(value):
-            raise ValueError(f"Mismatched Tensor {name}: is on the CPU, expected device_type=cuda for {example}")
+            raise ValueError(f"Mismatched Tensor {name}: is on the CPU (expected device_type=cuda): must be {example}")
         return TensorArgument(value, example, name, call.symbols)
     if example is None or nested and isinstance(example, (bool, int, float, str, type)):
         if value is not None and not (type(value) is type(example) and value == example):

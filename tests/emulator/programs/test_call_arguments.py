@@ -127,7 +127,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         ((y, good._replace(x=x[:31]), 7), ValueError, r"^Mismatched outer.x.shape\[0\] = 31: must be 32 as y"),
         ((y, good._replace(x=x.half()), 7), ValueError, "^Mismatched Tensor outer.x: has elements of torch.float16"),
         ((y.view(4, 8), good, 7), ValueError, "^Mismatched Tensor y: has 2 dimensions"),
-        ((y.cpu(), good, 7), ValueError, "^Mismatched Tensor y: is on the CPU, expected device_type=cuda"),
+        ((y.cpu(), good, 7), ValueError, "^Mismatched Tensor y: .*expected device_type=cuda"),
         ((torch.zeros(33, device="cuda")[1:], good, 7), ValueError, "^Misaligned Tensor data y = .* multiple of 16"),
     ]
     for arguments, kind, message in wrong:
