@@ -4,9 +4,9 @@
     python -m bench.choices fit FILE ...       # writes cute_kernels/plan/gemm_sm90_fit.py, prints regrets
     python -m bench.choices regret FILE ...    # prints those of shapes that were kept out; with --all of all
 
-A file is what ``time`` has written, or an archive of such: bench/results/2026-11-29-h200.tar.xz. The present chooser was
-fitted to that one and to the older.csv in it, squares and layers that were chosen by hand. "Regret" is the time
-of the chooser's choice over that of the fastest candidate.
+A file is what ``time`` has written, or an archive of such: bench/results/2026-11-29-h200.tar.xz. The chooser was fitted
+to that one and to the older.csv in it, squares and layers that were chosen by hand. "Regret" is the time of the
+chooser's choice over that of the fastest candidate.
 
 A shape is of a kind, what is multiplied and what follows, in the shares of `KINDS`. One in three is a layer of a vision
 or language model at some number of images or rows; the others have M log-uniform from 1 to 65,536, N and K from 64 to

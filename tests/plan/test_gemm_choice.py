@@ -13,7 +13,6 @@ from bench.archive import RESULTS
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import ARCHS, gemm_sm90, make_plan
 
-
 BOUNDS = {
     "kept out": (293, (1.03, 1.115), (1.033, 1.124)),
     "drawn later": (58, (1.025, 1.102), (1.024, 1.083)),
