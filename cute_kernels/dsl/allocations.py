@@ -161,7 +161,8 @@ class _Pointers:
         if found is None or "mem" not in line:
             return None
         name, operation, operand = found.groups()
-        if operation in (_STATIC, _DYNAMIC, _WHOLE) and " smem" in line:
+        # Behind " loc(" stands the program's own line, which may name its variable smem.
+        if operation in (_STATIC, _DYNAMIC, _WHOLE) and " smem" in line.partition(" loc(")[0]:
             array, first = next(self._starts)
             if first is not None:
                 self._known[name] = array, "shared", first, 0

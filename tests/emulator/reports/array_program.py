@@ -56,11 +56,13 @@ def reverse(x: cute.Tensor, y: cute.Tensor, which: cutlass.Constexpr):
         "inner": inner,
         "reserved": cute.make_tensor(reserved, layout),
     }
-    for name, array in arrays.items():
-        array[thread] = x[thread] + len(name)
+    for name, smem in arrays.items():
+        value = cute.make_rmem_tensor(1, smem.element_type)  # in registers, whatever this line names
+        value[0] = x[thread] + len(name)
+        smem[thread] = value[0]
         if cutlass.const_expr(faulty not in (name, "all")):
             cute.arch.sync_threads()
-        y[thread] = array[THREADS - 1 - thread]
+        y[thread] = smem[THREADS - 1 - thread]
 
 
 @cute.jit
