@@ -51,7 +51,9 @@ def _parts(flow: Flow, block: Block, instruction: Instruction) -> bool:
 
 
 def _loads(flow: Flow, block: Block, instruction: Instruction) -> bool:
-    return instruction.parts[0] == "ld" and "shared" in instruction.parts[1] and not block.divergent
+    # Also volatile or with an order; an address of no space may be one of shared memory.
+    elsewhere = any(part.partition("::")[0] in ("global", "param", "const", "local") for part in instruction.parts)
+    return instruction.parts[0] == "ld" and not elsewhere and not block.divergent
 
 
 def _apart(flow: Flow, wait: int, found: Callable[[Flow, Block, Instruction], bool]) -> bool:
