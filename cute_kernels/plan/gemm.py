@@ -125,6 +125,9 @@ OPTIONS = ProblemOptions(
     lambda residual, **values: GemmProblem(**values, residual=None if residual == "none" else residual),
 )
 
+MOST_TILES = 2**31
+"""Tile numbers are 32-bit, and a cluster looks at one beyond the last."""
+
 GROUP_M = base.Field("blocks of rows in a group of the tile order", least=1, most=1024)
 
 
@@ -156,7 +159,7 @@ def check_gemm_problem(p: GemmProblem) -> None:
 
 def check_tile_order(plan: StagedGemmPlan) -> None:
     """The order of the tiles and the ring of store buffers."""
-    if plan.tiles + plan.clusters >= 2**31:
+    if plan.tiles + plan.clusters >= MOST_TILES:
         fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
         base.reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
     check_store_stages(plan)

@@ -20,7 +20,7 @@ from cute_kernels.common.facts import fact, number
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan import gemm_sm90_fit as fitted
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, reject, require, round_up
-from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
+from cute_kernels.plan.gemm import GROUP_M, MOST_TILES, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import (
     SWIZZLE_BYTES,
     WARP_ROWS,
@@ -436,7 +436,10 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
     for config, rows, columns, more_rows, more_columns, most, slices, of_candidate in known:
         if m <= more_rows or n <= more_columns or slices > k_blocks:
             continue
-        ratio = -(-m // rows) * -(-n // columns) * batches / most
+        tiles = -(-m // rows) * -(-n // columns) * batches
+        if tiles + most >= MOST_TILES:
+            continue
+        ratio = tiles / most
         blocks = -(-k_blocks // slices)
         full = ratio > 1
         time = clocks(of_candidate, blocks, waves(ratio) if full else 1.0, 1.0 if full else ratio)

@@ -86,6 +86,13 @@ def test_gemm(m, n, k, batches, dtype, out_dtype, scale, bias, activation, resid
     assert_complete(GemmProblem(m, n, k, batches, dtype, **epilogue, **more), arch, sm_count)
 
 
+def test_tile_numbers_fit_32_bits_where_a_larger_tile_lets_them() -> None:
+    """Three of the candidates do."""
+    problem = GemmProblem(46586, 2**31 - 2**20, 16, 2)
+    plan = make_plan(problem, arch="sm_90a")
+    assert plan.tiles + plan.clusters < 2**31
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_last_kernel_takes_what_the_others_refuse(arch: str) -> None:
     """And says nothing, where the others say why."""

@@ -61,6 +61,12 @@ class CudaTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        """Saved as a plain tensor, which any program loads, on the host."""
+        with torch._C.DisableTorchFunction():
+            plain = self.detach().as_subclass(torch.Tensor).requires_grad_(self.requires_grad)
+            return plain.__reduce_ex__(protocol)
+
 
 class CudaOnHost(TorchFunctionMode):
     """Serves device="cuda" from host memory. Use `active` to enter it.
@@ -181,14 +187,15 @@ class CudaOnHost(TorchFunctionMode):
         value = _unwrapped(value)
         if isinstance(value, CudaTensor):
             return True
-        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        if type(value) is not torch.Tensor and not isinstance(value, torch.nn.Parameter):
             return False
-        if value.layout is not torch.strided or value.device.type != "cpu":
-            return False
-        try:
-            known = self._storages.get(value.untyped_storage().data_ptr())
-        except RuntimeError:  # torch.compile's tensors have none
-            return False
+        with torch._C.DisableTorchFunction():  # this mode would answer for the device, where it is active
+            if value.layout is not torch.strided or value.device.type != "cpu":
+                return False
+            try:
+                known = self._storages.get(value.untyped_storage().data_ptr())
+            except RuntimeError:  # torch.compile's tensors have none
+                return False
         return known is not None and not known[0].expired()
 
     def _gradient(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -282,7 +289,7 @@ class CudaOnHost(TorchFunctionMode):
         if device is not None and _device_type(device) not in ("cuda", "cpu"):
             return tensor.to(device, dtype=dtype, copy=copy, **rest)
         if waits and here != there:
-            self.wait("copy to the host", [tensor])
+            self.wait("copy to the host", [_unwrapped(tensor)])
         moved = tensor.to(dtype=dtype, copy=copy or here != there, **rest)
         if not there:
             return moved if type(moved) is not CudaTensor else moved.as_subclass(torch.Tensor)
@@ -471,7 +478,9 @@ def _deepcopy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
     tensor, memo = args
     if not mode.is_on_device(tensor) or not tensor.is_leaf or id(tensor) in memo:  # others with a history
         return torch.Tensor.__deepcopy__(tensor, memo)
-    plain = tensor.detach().as_subclass(torch.Tensor).__deepcopy__(memo)
+    original = tensor.detach().as_subclass(torch.Tensor)
+    memo.setdefault(id(memo), []).append(original)  # as copy.deepcopy does: another tensor could get its id
+    plain = original.__deepcopy__(memo)
     made = mode.adopt(plain, copies=memo.setdefault("storages on the device", {}))
     made = memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
     made.__dict__ = copy.deepcopy(tensor.__dict__, memo)

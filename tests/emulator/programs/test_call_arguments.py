@@ -110,6 +110,31 @@ def test_a_stream_that_is_passed(stream: object) -> None:
     assert y.tolist() == expected(x, 7)
 
 
+def test_parameters_that_were_moved_and_saved_tensors_are_on_the_device() -> None:
+    tensor, outer, stream = fakes()
+    compiled = cute.compile(kernels.stream_between, tensor, stream, outer, Int32(1), options=TVM_FFI)
+    y, x = inputs()
+    module = torch.nn.Module()
+    module.x = torch.nn.Parameter(x.cpu())
+    compiled(y, given(module.cuda().x), 7)
+    assert y.tolist() == expected(x, 7)
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(context, value: torch.Tensor) -> torch.Tensor:
+            out = value * 2
+            context.save_for_backward(out)
+            return out
+
+        @staticmethod
+        def backward(context, gradient: torch.Tensor) -> torch.Tensor:
+            compiled(y.zero_(), given(*context.saved_tensors), 7)
+            return gradient
+
+    Doubled.apply(x.clone().requires_grad_()).sum().backward()
+    assert y.tolist() == expected(x * 2, 7)
+
+
 def test_arguments_that_do_not_fit_are_named() -> None:
     tensor, outer, stream = fakes()
     compiled = cute.compile(kernels.stream_between, tensor, stream, outer, Int32(1), options=TVM_FFI)
@@ -281,7 +306,6 @@ def test_strides_keep_what_was_promised() -> None:
     assert y.item() == 4, "the stride of an extent of 1 says nothing"
 
 
-
 def test_integers_that_do_not_fit() -> None:
     """Neither as a number nor as an extent: CuTe DSL and ctypes would drop their high bits."""
     fake = make_fake_tensor(Uint32, (cute.sym_int(),), stride=(cute.sym_int64(),))
@@ -290,7 +314,7 @@ def test_integers_that_do_not_fit() -> None:
     compiled(y, (1 << 32) - 1)
     assert y.item() == -1
     for number in (1 << 32, -1):
-        with pytest.raises(ValueError, match=f"^argument number: compiled with an Uint32, of 0 to .*; {number} is"):
+        with pytest.raises(ValueError, match=f"^argument number: compiled with a Uint32, of 0 to .*; {number} is"):
             compiled(y, number)
     with pytest.raises(ValueError, match="^Out of bound y = 2147483648 in its shape"):
         compiled(y.expand(1 << 31), 1)

@@ -693,6 +693,11 @@ def test_deep_copies_are_on_the_device_and_share_what_their_originals_share(devi
     assert same is again and same is not x and same.label == "weights" and copied.requires_grad and copied.is_cuda
     same[2] = 77
     assert x[2] == 2 and view[0] == 77 and view.is_cuda and same.data_ptr() in dict(device.regions())
+    memo: dict = {}
+    copy.deepcopy([x, x[2:], parameter], memo)
+    alive = {id(each) for each in gc.get_objects()}
+    # No id can be another tensor's later.
+    assert all(key in alive for key, value in memo.items() if isinstance(value, torch.Tensor))
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
         copy.deepcopy(parameter * 2)
 

@@ -54,6 +54,8 @@ def test_torch_func_on_the_device() -> None:
         host = x.cpu()
         assert torch.allclose(gradient.cpu(), 2 * host * host.sin() + host**2 * host.cos())
         assert not torch.vmap(lambda v: v + 1)(host).is_cuda
+        assert torch.vmap(lambda v: v.cpu() + 1)(x).tolist() == torch.vmap(lambda v: v.to("cpu") + 1)(x).tolist()
+        assert torch.vmap(lambda v: v.cpu() + 1)(x).tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_a_block_mask_on_the_device() -> None:
@@ -61,6 +63,26 @@ def test_a_block_mask_on_the_device() -> None:
         mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 384, 384, device="cuda", BLOCK_SIZE=(128, 128))
         assert mask.kv_num_blocks.is_cuda and mask.kv_indices.is_cuda and mask.full_kv_num_blocks.is_cuda
         assert mask.kv_num_blocks.tolist() == [[[1, 1, 1]]] and mask.full_kv_num_blocks.tolist() == [[[0, 1, 2]]]
+
+
+def test_what_is_saved_of_the_device_is_loaded_by_any_program(tmp_path) -> None:
+    with capture("sm_100a"):
+        module = torch.nn.Linear(2, 2).cuda()
+        torch.save({"model": module.state_dict(), "x": torch.ones(3, device="cuda")[1:]}, tmp_path / "state.pt")
+        again = torch.load(tmp_path / "state.pt")
+        other = torch.nn.Linear(2, 2).cuda()
+        other.load_state_dict(again["model"])
+        assert other.weight.is_cuda and torch.equal(other.weight, module.weight)
+    loaded = torch.load(tmp_path / "state.pt", map_location="cpu")
+    assert type(loaded["x"]) is torch.Tensor and loaded["x"].tolist() == [1.0, 1.0]
+
+
+def test_a_subclass_of_parameter_that_is_moved() -> None:
+    with capture("sm_100a"):
+        module = torch.nn.Linear(2, 2)
+        module.weight = type("Weight", (torch.nn.Parameter,), {})(torch.ones(2, 2))
+        module.cuda()
+        assert module.weight.is_cuda and module(torch.ones(1, 2, device="cuda")).is_cuda
 
 
 def test_a_module_that_is_moved_says_where_it_is() -> None:
