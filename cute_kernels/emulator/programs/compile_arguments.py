@@ -89,7 +89,7 @@ def scalar(example: object, value: object) -> object:
     if not isinstance(example, cutlass.Numeric):
         return value
     if isinstance(plain, float) and issubclass(type(example), cutlass.Integer):
-        raise TypeError(f"compiled with an {type(example).__name__}; {plain} is given")
+        raise TypeError(f"compiled with type {type(example).__name__}; {plain} is given")
     return _within(_in_memory(type(example)), plain)
 
 
@@ -98,7 +98,7 @@ def _within(kind: type, plain: float) -> object:
     if issubclass(kind, cutlass.Integer) and kind.width < 64:
         low, high = (-(1 << kind.width - 1), (1 << kind.width - 1) - 1) if kind.signed else (0, (1 << kind.width) - 1)
         if not low <= plain <= high:
-            raise ValueError(f"compiled with an {kind.__name__}, of {low} to {high}; {plain} is given")
+            raise ValueError(f"compiled with type {kind.__name__}, of {low} to {high}; {plain} is given")
     return kind(plain)
 
 

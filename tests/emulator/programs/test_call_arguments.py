@@ -146,7 +146,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         ((y, good[:3], 7), TypeError, "argument outer: compiled with 4 values"),
         ((y, 4, 7), TypeError, "argument outer: compiled with 4 values; 4 is given"),
         ((y, good._replace(count=None), 7), TypeError, "argument outer.count: None is given"),
-        ((y, good._replace(count=1.5), 7), TypeError, "argument outer.count: compiled with an Int32; 1.5 is given"),
+        ((y, good._replace(count=1.5), 7), TypeError, "argument outer.count: compiled with type Int32; 1.5 is given"),
         ((y, given(x, 4), 7), ValueError, "argument outer.inner.power: compiled as the constant 3; 4 is given"),
         ((y, good._replace(extra=x), 7), ValueError, "argument outer.extra: compiled as the constant None"),
         ((y, good._replace(x=x[:31]), 7), ValueError, r"^Mismatched outer.x.shape\[0\] = 31: must be 32 as y"),
@@ -314,7 +314,7 @@ def test_integers_that_do_not_fit() -> None:
     compiled(y, (1 << 32) - 1)
     assert y.item() == -1
     for number in (1 << 32, -1):
-        with pytest.raises(ValueError, match=f"^argument number: compiled with a Uint32, of 0 to .*; {number} is"):
+        with pytest.raises(ValueError, match=f"^argument number: compiled with type Uint32, of 0 to .*; {number} is"):
             compiled(y, number)
     with pytest.raises(ValueError, match="^Out of bound y = 2147483648 in its shape"):
         compiled(y.expand(1 << 31), 1)
