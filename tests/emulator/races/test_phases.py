@@ -155,3 +155,17 @@ def test_execution_goes_on_behind_it():
     """With a suppression, as behind any detector's report."""
     found = run("flashinfer#3700", Options(going_on=lambda error: error.kind == "arrival-early"), faulty=True)
     assert {place.kind for place in found.places} == {"arrival-early", "reported"}
+
+
+def test_one_that_is_passed_over_does_not_hide_another():
+    """Of two faults the first is suppressed."""
+    arrive, wait_for = (
+        " ".join(f"bar.{what} {number}, 64; bar.{what} {number}, 64; bar.sync 0;" for number in (1, 3))
+        for what in ("arrive", "sync")
+    )
+    text = module(f"{SETUP} {arrive} bra END; OTHER: {wait_for} {END}", parameters=1)
+    words = aligned(np.zeros(64, np.uint32))
+    with pytest.raises(BarrierMisuse, match="of named barrier 1"):
+        launch(text, words, block=(64, 1, 1))
+    with pytest.raises(BarrierMisuse, match="of named barrier 3"):
+        launch(text, words, block=(64, 1, 1), options=Options(going_on=lambda error: "barrier 1" in error.message))

@@ -222,7 +222,7 @@ class Cluster:
         self.triggered: set[int] = set()
         self._instructions, self._reported = launch.instructions, launch.reported
         self._against: set[tuple[str, int]] = set()
-        self._early: EmulatorError | None = None  # the first of these, which is reported unless another fault shows
+        self._early: list[EmulatorError] = []  # of these, phases: reported at the end unless another fault shows
         self.places: set[tuple[str, int, str]] = set()  # against a certificate, see `ClusterWork`
         self.progress = self.polls = self.async_stores = 0
         self.dynamic_smem = launch.dynamic_smem
@@ -380,16 +380,17 @@ class Cluster:
         if (error.kind, index) not in self._against:
             self._against.add((error.kind, index))
             self.places.add((error.kind, index, error.message))
-            if self._early is None and not relied_on and isinstance(error, BarrierMisuse):
-                self.tell_past(error)
-                self._early = error if place is None else error.at(*place)
+            if not relied_on and isinstance(error, BarrierMisuse):
+                if not self._early:
+                    self.tell_past(error)
+                self._early.append(error if place is None else error.at(*place))
 
     def tell_past(self, error: EmulatorError) -> None:
         """Adds to an error what has happened to mbarriers, and which phases order had not kept apart before."""
-        if error is self._early:
+        if error in self._early:
             return  # it has what was known at the time
-        if self._early is not None:
-            error.know(early=(self._early.kind, self._early.message))
+        if self._early:
+            error.know(early=(self._early[0].kind, self._early[0].message))
         past = self.barriers.past()
         # Others of an array tell which of them the error's barrier is.
         error.know(past=past, barriers=past.barriers if error.facts.barrier is not None else ())
@@ -505,5 +506,5 @@ class Cluster:
             self.tracker.check_exits()
         if self.options.looks_for("exits"):
             self.barriers.check_finished(self.options.strict, self.report)
-        if self._early is not None:
-            self.report(self._early)
+        for early in self._early:
+            self.report(early)
