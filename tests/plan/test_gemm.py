@@ -215,7 +215,7 @@ def test_what_a_tuner_times_is_legal_and_different(arch: str, size: tuple[int, i
 def test_the_last_wave_of_measured_sizes_is_nearly_full(case) -> None:
     """At most 4% of the device's time is lost to clusters without a tile, all that a stream-K order could win back.
 
-    At 1024 it is more: clusters of four load less, and an H200 was faster with 112 CTAs than with 128.
+    At 1024 it is more: 112 CTAs, in clusters of four, have all the tiles.
     """
     plan = make_plan(GemmProblem(case.m, case.n, case.k), arch="sm_90a")
     waves = -(-plan.tiles // plan.clusters)
