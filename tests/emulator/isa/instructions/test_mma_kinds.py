@@ -94,6 +94,24 @@ FORMS = [
 ]  # fmt: skip
 
 
+def check_product(text: str, inputs: np.ndarray, sums: list[list[Fraction]], c: np.ndarray) -> None:
+    """A kernel's product in exact arithmetic is the rounded sums; as the chip adds it is nearly the same."""
+    halves = c.dtype == np.float16
+    out, want_type = aligned(np.zeros((32, 4), np.uint32)), np.uint16 if halves else np.uint32
+
+    def result(dtype: np.dtype | type) -> np.ndarray:
+        words = out[:, : 2 if halves else 4].copy().view(dtype)
+        return words.reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
+
+    launch(text, aligned(inputs), out, block=32, options=Options(arithmetic="exact"), hardware="sm_90 has no kinds")
+    fmt = F16 if halves else F32
+    want = np.array([[fmt.round(each) for each in row] for row in sums], want_type)
+    np.testing.assert_array_equal(result(want_type), want)
+    launch(text, aligned(inputs), out, block=32, hardware="sm_90 has no kinds")
+    near = np.array([[float(each) for each in row] for row in sums])
+    np.testing.assert_allclose(result(c.dtype), near, rtol=1e-2, atol=1e-2 if halves else 1e-5 * np.abs(near).max())
+
+
 @pytest.mark.parametrize(("opcode", "a_type", "b_type", "scale_type", "count", "places"), FORMS)
 def test_products(opcode: str, a_type: str, b_type: str, scale_type: str, count: int, places: tuple | None) -> None:
     rng = np.random.default_rng(len(opcode))
@@ -113,17 +131,7 @@ def test_products(opcode: str, a_type: str, b_type: str, scale_type: str, count:
         scales = tuple(each.view(TYPES[scale_type]).astype(np.float64) for each in codes)
         for i, each in enumerate(codes):
             inputs[:, 10 + i] = scale_words(each, *places[2 * i : 2 * i + 2], rng)
-    out = aligned(np.zeros((32, 4), np.uint32))
-    text = text_of(opcode.format(a_type, b_type), halves, places)
-    launch(text, aligned(inputs), out, block=32, options=Options(arithmetic="exact"), hardware="sm_90 has no kinds")
-    sums, fmt = multiplied(a, b, c, scales), F16 if halves else F32
-    want = np.array([[fmt.round(each) for each in row] for row in sums], np.uint16 if halves else np.uint32)
-    got = out[:, : 2 if halves else 4].copy().view(want.dtype).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
-    np.testing.assert_array_equal(got, want)
-    launch(text, aligned(inputs), out, block=32, hardware="sm_90 has no kinds")  # as the chip adds: nearly the same
-    near = np.array([[float(each) for each in row] for row in sums])
-    chip = out[:, : 2 if halves else 4].copy().view(c.dtype).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
-    np.testing.assert_allclose(chip, near, rtol=1e-2, atol=1e-2 if halves else 1e-5 * np.abs(near).max())
+    check_product(text_of(opcode.format(a_type, b_type), halves, places), inputs, multiplied(a, b, c, scales), c)
 
 
 SCALED = _X4 + ".scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"

@@ -7,13 +7,12 @@ import re
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.testing.ptx import aligned, module
-from tests.emulator.ieee import F16, F32
 from tests.emulator.isa.instructions.test_mma_kinds import (
     CODES,
     TYPES,
+    check_product,
     finite_codes,
     multiplied,
     scale_words,
@@ -82,17 +81,8 @@ def test_products(
         scales = tuple(each.view(TYPES[scale_type]).astype(np.float64) for each in codes)
         for i, each in enumerate(codes):
             inputs[:, 13 + i] = scale_words(each, *places[2 * i : 2 * i + 2], rng)
-    out = aligned(np.zeros((32, 4), np.uint32))
     text = text_of(opcode.format(a_type, b_type), places, form="%r22" if seed else "{%r22}")
-    launch(text, aligned(inputs), out, block=32, options=Options(arithmetic="exact"), hardware="sm_90 has no kinds")
-    sums, fmt = multiplied(a, b, c, scales), F16 if halves else F32
-    want = np.array([[fmt.round(each) for each in row] for row in sums], np.uint16 if halves else np.uint32)
-    got = out[:, : 2 if halves else 4].copy().view(want.dtype).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
-    np.testing.assert_array_equal(got, want)
-    launch(text, aligned(inputs), out, block=32, hardware="sm_90 has no kinds")  # as the chip adds: nearly the same
-    near = np.array([[float(each) for each in row] for row in sums])
-    chip = out[:, : 2 if halves else 4].copy().view(c.dtype).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
-    np.testing.assert_allclose(chip, near, rtol=1e-2, atol=1e-2 if halves else 1e-5 * np.abs(near).max())
+    check_product(text, inputs, multiplied(a, b, c, scales), c)
 
 
 SCALED = _X4 + ".scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
