@@ -426,8 +426,8 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
     """The candidate with the least modelled time.
 
     The model has constants, and for each candidate three factors, which `python -m bench.choices fit` has fitted to
-    timings of shapes that were drawn at random; `python -m bench.choices regret` says how near to the fastest the
-    choice is where no fit has looked.
+    timings of shapes that were drawn at random, of squares and of layers; `python -m bench.choices regret` says how
+    near to the fastest the choice is where no fit has looked.
     """
     m, n, batches = problem.m, problem.n, problem.batches
     few = MANY if m > FIELDS["tile_m"].legal[-1] // 2 else 1 << (m - 1).bit_length()  # `loaded_rows` depends on them
