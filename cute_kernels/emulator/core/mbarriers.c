@@ -34,9 +34,10 @@ static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t addres
   int64_t place = late < 0 ? -1 : point->followed[late].waited_place;
   if (late >= 0 && stops(t, PHASE_OVERRUN, .barrier = {operation, address, .warp = late, .place = place})) return 0;
   if (point && !announced(t, operation, address, point)) return 0;
-  late = point ? point_parted(point, barrier->phase) : -1;
-  place = late < 0 ? -1 : point->followed[late].waited_place;
-  if (late >= 0 && stops(t, LANES_OVERTAKEN, .barrier = {operation, address, .warp = late, .place = place})) return 0;
+  for (late = 0; point && (late = point_parted(point, barrier->phase, late)) >= 0; late++) {
+    place = point->followed[late].waited_place;
+    if (stops(t, LANES_OVERTAKEN, .barrier = {operation, address, .warp = late, .place = place})) return 0;
+  }
   if (point) point_complete(point, barrier->phase);
   barrier->phase++;
   barrier->pending = barrier->expected;

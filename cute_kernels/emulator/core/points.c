@@ -123,8 +123,8 @@ int64_t point_in_use(const Point *point, const Agent *agent) {
   return point_lacks(point, order, agent->width);
 }
 
-int64_t point_parted(const Point *point, int64_t phase) {
-  for (int64_t i = 0; i < point->warps; i++) {
+int64_t point_parted(const Point *point, int64_t phase, int64_t first) {
+  for (int64_t i = first; i < point->warps; i++) {
     const Followed *warp = &point->followed[i];
     if (warp->phase != phase - 1) continue;
     for (uint32_t lanes = (uint32_t)warp->lanes; lanes; lanes &= lanes - 1)

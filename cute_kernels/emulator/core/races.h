@@ -27,8 +27,8 @@ void point_announce(Point *point, const Agent *agent, int64_t place);
 void point_hears(Point *point, const int32_t *order, int64_t width);
 // An operation on the mbarrier by a warp, at its clock then.
 void point_used(Point *point, const Agent *agent, int64_t clock);
-// As `point_overtaken`, of single lanes where they may part behind their wait.
-int64_t point_parted(const Point *point, int64_t phase);
+// As `point_overtaken`, from a warp on, of single lanes where they may part behind their wait.
+int64_t point_parted(const Point *point, int64_t phase, int64_t first);
 
 // An asynchronous operation of this stream arrives. 0: there is no room.
 int point_add_stream(Point *point, int64_t column);

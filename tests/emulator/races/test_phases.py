@@ -169,3 +169,26 @@ def test_one_that_is_passed_over_does_not_hide_another():
         launch(text, words, block=(64, 1, 1))
     with pytest.raises(BarrierMisuse, match="of named barrier 3"):
         launch(text, words, block=(64, 1, 1), options=Options(going_on=lambda error: "barrier 1" in error.message))
+
+
+@pytest.mark.parametrize("waits", ("by two warps for one phase", "by one warp for two mbarriers"))
+def test_lanes_that_are_relied_on_do_not_hide_others(waits: str):
+    """One instruction completes the phases of both waits; behind the first of them all lanes load what it is for."""
+    excused = f"{wait('EXCUSED', EMPTY, 1)} ld.shared.u32 %r21, [dynamic+512]; {one(ARRIVE.format(FULL), 'TOLD')}"
+    if waits.startswith("by two warps"):
+        threads, second, hand = 96, EMPTY, ""
+        others = f"{excused} bra END; OTHER: @%p4 bra THIRD; {wait('FOUND', second, 1)}"
+    else:
+        threads, second = 64, "dynamic+16"
+        hand = "add.u32 %r20, %r20, 8; setp.le.u32 %p3, %r20, %r22; @%p3 bra HAND;"
+        others = f"{excused} {wait('FOUND', second, 1)}"
+    others += f" {one(ARRIVE.format(FULL), 'ALSO')} bra END; {'THIRD' if threads > 64 else 'OTHER'}:"
+    text = f"""{BARRIERS.replace("[dynamic], 1", "[dynamic], 2")} mov.u32 %r20, 0; st.shared.u32 [%r5], %r20;
+        @!%p9 st.shared.u32 [dynamic+512], %r20; setp.gt.u32 %p4, %r1, 63; bar.sync 0; @%p1 bra OTHER; {others}
+        {wait("SEEN", FULL)} mov.u32 %r20, {EMPTY}; mov.u32 %r22, {second};
+        {one(f"HAND: {ARRIVE.format('%r20')} {hand}", "HANDED")} {END}"""
+    text = module(text.replace("FOUND:", "\nFOUND:"), parameters=1)
+    with pytest.raises(BarrierMisuse, match="overtakes") as raised:
+        launch(text, aligned(np.zeros(64, np.uint32)), block=(threads, 1, 1))
+    (found,) = raised.value.facts.other.instructions
+    assert raised.value.kind == "lanes-overtaken" and text.splitlines()[found.line - 1].startswith("FOUND:")

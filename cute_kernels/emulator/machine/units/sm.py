@@ -121,7 +121,11 @@ class Cta:
     """
 
     def __init__(
-        self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int], in_cluster: tuple[int, int, int],
+        self,
+        cluster: Cluster,
+        rank: int,
+        coordinates: tuple[int, int, int],
+        in_cluster: tuple[int, int, int],
         smem: int,
     ) -> None:
         self.cluster, self.rank = cluster, rank
@@ -221,7 +225,7 @@ class Cluster:
         self.excused: set[Warp] = set()
         self.triggered: set[int] = set()
         self._instructions, self._reported = launch.instructions, launch.reported
-        self._against: set[tuple[str, int]] = set()
+        self._against: set[tuple[str, int, int]] = set()
         self._early: list[EmulatorError] = []  # of these, phases: reported at the end unless another fault shows
         self.places: set[tuple[str, int, str]] = set()  # against a certificate, see `ClusterWork`
         self.progress = self.polls = self.async_stores = 0
@@ -370,15 +374,17 @@ class Cluster:
         self.places.add(("reported", index, f"{error.kind} was reported, and execution went on"))
 
     def stands_against(self, error: EmulatorError, relied_on: bool = False) -> None:
-        """A fault that another schedule may show stands against the certificate, the first of an instruction.
+        """A fault that another schedule may show stands against the certificate, the first of a pair of instructions.
 
         Phases of a barrier that order does not keep apart are reported at the end, unless kernels in use rely on it:
         if this run shows what they lead to, that says more of where. In which order warps allocate may not matter.
         """
         place = self._place()
         index = -1 if place is None else place[0].index
-        if (error.kind, index) not in self._against:
-            self._against.add((error.kind, index))
+        other = error.facts.other
+        pair = error.kind, index, other.instructions[0].index if other is not None and other.instructions else -1
+        if pair not in self._against:
+            self._against.add(pair)
             self.places.add((error.kind, index, error.message))
             if not relied_on and isinstance(error, BarrierMisuse):
                 if not self._early:
