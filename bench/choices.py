@@ -16,7 +16,8 @@ cuBLAS's: what torch calls, and the algorithms that cuBLASLt's heuristic propose
 the order in which shapes need them. A candidate that fails, or hangs, costs itself: timing goes on in a new process.
 
 ``--narrow`` draws BF16 shapes of few columns or few rows instead, where tiles and clusters matter most, and times tiles
-beside the chooser's that the model finds good for several of them.
+beside the chooser's that the model finds good for several of them. ``--images`` draws models of `patch_embed_images`
+and `patch_embed` (`bench.choices_images`), whose regrets ``images FILE ...`` prints.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from bench import choices_fit
+from bench import archive, choices_fit, choices_images
 from bench.configs import arch_of
 from bench.peers.cublaslt import CublasError, Matmul, Operand
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.dsl import kernel_cache
 from cute_kernels.explore.tuning import search
+from cute_kernels.operations.base import Operation
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import ARCHS, Plan, gemm_sm90_fit, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90
@@ -105,15 +107,28 @@ COLUMNS = [
 ]  # fmt: skip
 
 
+Launch = Callable[[int, int], object]
+
+
 @dataclass(frozen=True)
 class Shape:
     number: int
     kind: str
     problem: GemmProblem
 
+    operation: ClassVar[Operation] = GEMM
+    columns: ClassVar[Sequence[str]] = COLUMNS
+
     @property
     def row(self) -> list[Any]:
         return [self.number, self.kind, self.problem.m, self.problem.n, self.problem.k]
+
+    def cells(self, config: Sm90GemmConfig | None) -> list[Any]:
+        """Of a configuration; of a peer, None."""
+        return ["" if config is None else int(getattr(config, name)) for name in FIELDS]
+
+    def peers(self, inputs: Sequence[Any]) -> dict[str, Launch]:
+        return peers(self, inputs)
 
 
 def held_out(problem: GemmProblem) -> bool:
@@ -223,8 +238,6 @@ def work(seed: int, count: int, narrow: bool = False) -> list[tuple[Shape, list[
 
 # --- cuBLAS ----------------------------------------------------------------------------------------------------------
 
-Launch = Callable[[int, int], object]
-
 
 def peers(shape: Shape, inputs: Sequence[Any]) -> dict[str, Launch]:
     """cuBLAS's launches of a kind by name: what torch calls, and cuBLASLt's algorithms, which add no bias here."""
@@ -278,25 +291,29 @@ _STALL_S = 40.0
 _CRASHES = 8
 
 
-def ready(plan: Plan) -> bool:
-    """The kernel is in the disk cache."""
-    folder = kernel_cache.directory()
-    return folder is not None and kernel_cache.entry_path(folder, plan.kernel_key).exists()
+def absent(plan: Plan) -> set[tuple]:
+    """Keys of its kernels that are not in the disk cache."""
+    folder, keys = kernel_cache.directory(), [kernel.kernel_key for kernel in plan.launches]
+    return {key for key in keys if folder is None or not kernel_cache.entry_path(folder, key).exists()}
 
 
-def input_sets(problem: GemmProblem) -> list[Any]:
+def input_sets(operation: Operation, problem: Any) -> list[Any]:
     """As `search.input_sets`, but no more than a graph has launches."""
-    first = GEMM.example(problem, "cuda")
-    nbytes = sum(t.nbytes for _, _, t in GEMM.table.tensors_of(first)) + problem.m * problem.n * 4
+    first = operation.example(problem, "cuda")
+    nbytes = (
+        sum(t.nbytes for _, _, t in operation.table.tensors_of(first)) + math.prod(operation.output_shape(first)) * 4
+    )
     more = min(_MOST_INPUTS, -(-search.ROTATED_BYTES // nbytes)) - 1
-    return [first, *(dataclasses.replace(first, a=GEMM.example(problem, "cuda").a) for _ in range(more))]
+    others = (operation.example(problem, "cuda") for _ in range(more))
+    name = operation.rotated
+    return [first, *(dataclasses.replace(first, **{name: getattr(other, name)}) for other in others)]
 
 
 class Stopwatch:
     """Timers of a shape's launches, each with as many launches in a graph."""
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        self.inputs = inputs
+    def __init__(self, operation: Operation, inputs: Sequence[Any]) -> None:
+        self.operation, self.inputs = operation, inputs
         self.outputs: list[torch.Tensor] = []
         self.expected: torch.Tensor | None = None
         self.launches = 0
@@ -307,7 +324,7 @@ class Stopwatch:
         Raises:
             RuntimeError: it computes something else.
         """
-        slots = [GEMM.prepare(arguments, plan).operands for arguments in self.inputs]
+        slots = [self.operation.prepare(arguments, plan).operands for arguments in self.inputs]
         self.outputs = self.outputs or [slot.out for slot in slots]
         slots = [slot.replace(out=out.view(slot.out.shape)) for slot, out in zip(slots, self.outputs, strict=True)]
         calls = [search.calls_of(plan, slot) for slot in slots]
@@ -323,7 +340,7 @@ class Stopwatch:
         if self.expected is None:
             self.expected = result.clone()
         error = float((result - self.expected).norm() / self.expected.norm())
-        if not error <= search.MAX_ERROR * (4 if plan.narrows else 1):
+        if not error <= search.MAX_ERROR * (4 if getattr(plan, "narrows", False) else 1):
             raise RuntimeError(f"it differs by {error:.3g} of the norm")
         return launch
 
@@ -351,17 +368,16 @@ def time_shape(
         skipped: places in ``plans`` of what has crashed before.
         at: is told the place that is tried next.
     """
-    watch = Stopwatch(input_sets(shape.problem))
+    watch = Stopwatch(shape.operation, input_sets(shape.operation, shape.problem))
     launches: dict[Any, Launch] = {}
     timers: dict[Any, search.Timer] = {}
     rows: list[list[Any]] = []
 
     def record(key: Any, mode: str, rounds: int, microseconds: float | str, failure: str = "") -> None:
-        ours = isinstance(key, Sm90GemmConfig)
-        config = [int(getattr(key, name)) if ours else "" for name in FIELDS]
-        chosen = int(ours and key == plans[0].config)
-        name = "ours" if ours else key
-        rows.append([*shape.row, name, *config, chosen, mode, rounds, microseconds, failure])
+        ours = not isinstance(key, str)
+        chosen, name = int(key == plans[0].config), "ours" if ours else key
+        cells = shape.cells(key if ours else None)
+        rows.append([*shape.row, name, *cells, chosen, mode, rounds, microseconds, failure])
 
     def attempt(place: int, key: Any, make: Callable[[], Launch]) -> None:
         at(place)
@@ -376,10 +392,10 @@ def time_shape(
             torch.cuda.synchronize()  # an error that stays ends the process here
 
     for place, plan in enumerate(plans):
-        if ready(plan):
+        if not absent(plan):
             attempt(place, plan.config, functools.partial(watch.launch_of, plan))
     at(len(plans))
-    others = peers(shape, watch.inputs) if with_peers else {}
+    others = shape.peers(watch.inputs) if with_peers else {}
     for place, (name, launch) in enumerate(others.items(), len(plans)):
         attempt(place, name, lambda launch=launch: launch)
     first = medians(timers, _FIRST_ROUNDS, shape.number)
@@ -442,20 +458,20 @@ def time_all(files: Files, start: int, skipped: set[tuple[int, int]], deadline: 
     if arch_of(capability) != "sm_90a":
         raise RuntimeError(f"compute capability {capability}: must be 9.0")
     missing: set[tuple] = set()
+    last = any(shape.problem in OUT_OF_REACH for shape, _ in shapes)
     gc.freeze()  # a capture may collect garbage, which takes as long as there are objects
     for index, (shape, plans) in enumerate(shapes):
         special = shape.problem in OUT_OF_REACH
-        if index < start or time.time() > deadline - _LAST_S * (not special):
+        if index < start or time.time() > deadline - _LAST_S * (last and not special):
             continue
         files.at(index, 0)
         until = min(time.time() + _WAIT_S * (4 if index == 0 else 1), deadline)
-        wanted = [plan for plan in plans if plan.kernel_key not in missing]
-        while not special and time.time() < until and not all(map(ready, wanted)):
+        while not special and time.time() < until and any(absent(plan) - missing for plan in plans):
             time.sleep(0.05)
             files.at(index, 0)
-        absent = {plan.kernel_key for plan in plans if not ready(plan)}
-        missing |= absent
-        if len(absent) > len(plans) - 2:
+        there = sum(not absent(plan) for plan in plans)
+        missing.update(key for plan in plans for key in absent(plan))
+        if there < 2:
             print(f"{index}: no kernels", file=sys.stderr, flush=True)
             continue
         began = time.time()
@@ -463,8 +479,11 @@ def time_all(files: Files, start: int, skipped: set[tuple[int, int]], deadline: 
         rows = time_shape(shape, plans, with_peers or special, gone, functools.partial(files.at, index))
         with files.output.open("a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)
-        there = f"{len(plans) - len(absent)} of {len(plans)} candidates"
-        print(f"{index} {shape.row[1:]}: {there}, {time.time() - began:.2f} s", file=sys.stderr, flush=True)
+        print(
+            f"{index} {shape.row[1:]}: {there} of {len(plans)} candidates, {time.time() - began:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         torch.cuda.empty_cache()
 
 
@@ -473,12 +492,10 @@ def measure(files: Files, shapes: list[tuple[Shape, list[Plan]]], seconds: float
     deadline = time.time() + seconds
     files.work.write_bytes(pickle.dumps(shapes))
     with files.output.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerow(COLUMNS)
-    plans = list({plan.kernel_key: plan for _, group in shapes for plan in group}.values())
+        csv.writer(file, lineterminator="\n").writerow(shapes[0][0].columns)
+    plans = kernels(shapes)
     print(f"{len(shapes)} shapes, {len(plans)} kernels", file=sys.stderr, flush=True)
-    compiling = started(["nice", sys.executable, "-m", "bench.compile_ahead"], stdin=subprocess.PIPE)
-    compiling.stdin.write(pickle.dumps(plans))
-    compiling.stdin.close()
+    compiling = compiled(plans)
     start, skipped = 0, set()
     try:
         for _ in range(_CRASHES):
@@ -496,6 +513,20 @@ def measure(files: Files, shapes: list[tuple[Shape, list[Plan]]], seconds: float
         ended(compiling)
         files.work.unlink()
         files.progress.unlink()
+
+
+def kernels(shapes: list[tuple[Shape, list[Plan]]]) -> list[Plan]:
+    """All different ones, in the order in which shapes need them."""
+    launches = (each for _, group in shapes for plan in group for each in plan.launches)
+    return list({plan.kernel_key: plan for plan in launches}.values())
+
+
+def compiled(plans: list[Plan]) -> subprocess.Popen:
+    """The process that compiles plans into the disk cache, in their order."""
+    compiling = started(["nice", sys.executable, "-m", "bench.compile_ahead"], stdin=subprocess.PIPE)
+    compiling.stdin.write(pickle.dumps(plans))
+    compiling.stdin.close()
+    return compiling
 
 
 def started(command: Sequence[str], **options: Any) -> subprocess.Popen:
@@ -533,19 +564,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     timing = commands.add_parser("time", help="on an SM90 GPU")
     timing.add_argument("--output", type=Path, required=True)
-    timing.add_argument("--seed", type=int, default=1)
-    timing.add_argument("--count", type=int, default=400, help="shapes that are drawn, if there is time for all")
+    compiling = commands.add_parser("compile", help="what `time` of the same shapes would, before")
+    for command in (timing, compiling):
+        command.add_argument("--seed", type=int, default=1)
+        command.add_argument("--count", type=int, default=400, help="shapes that are drawn, if there is time for all")
+        kinds = command.add_mutually_exclusive_group()
+        kinds.add_argument("--narrow", action="store_true", help="shapes of few columns or few rows")
+        kinds.add_argument("--images", action="store_true", help="`patch_embed_images` and `patch_embed`")
     timing.add_argument("--seconds", type=float, default=400)
     timing.add_argument("--peers", action="store_true", help="time cuBLAS beside ours")
-    timing.add_argument("--narrow", action="store_true", help="shapes of few columns or few rows")
     fitting = commands.add_parser("fit", help="the chooser, to shapes that are not kept out")
     judging = commands.add_parser("regret", help="of the chooser, on shapes that were kept out")
     judging.add_argument("--all", action="store_true", help="on all shapes: no fit has seen the files")
-    for command in (fitting, judging):
+    images = commands.add_parser("images", help="regret and peers of files of `time --images`")
+    for command in (fitting, judging, images):
         command.add_argument("files", type=Path, nargs="+", help="of time, or archives")
     args = parser.parse_args(arguments)
-    if args.command == "time":
-        measure(Files(args.output), work(args.seed, args.count, args.narrow), args.seconds, args.peers)
+    if args.command in ("time", "compile"):
+        shapes = choices_images.work(args.seed, args.count) if args.images else work(args.seed, args.count, args.narrow)
+        if args.command == "compile":
+            return compiled(kernels(shapes)).wait()
+        measure(Files(args.output), shapes, args.seconds, args.peers)
+        return 0
+    if args.command == "images":
+        files = (archive.read_text(file) for path in args.files for file in archive.expand(path))
+        choices_images.report(row for text in files for row in csv.DictReader(text.splitlines()))
         return 0
     shapes = read(args.files)
     if args.command == "fit":

@@ -64,8 +64,8 @@ def test_a_candidate_that_fails_is_recorded_and_others_are_timed() -> None:
         for owner, name, value in (
             (search, "calls_of", calls_of),
             (search, "replay_timer", lambda launch, count: lambda: chance.uniform(0.010, 0.011)),
-            (choices, "input_sets", lambda problem: inputs),
-            (choices, "ready", lambda plan: plan != plans[4]),
+            (choices, "input_sets", lambda operation, problem: inputs),
+            (choices, "absent", lambda plan: {plan} & {plans[4]}),
             (torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=0)),
             (torch.cuda, "synchronize", lambda: None),
         ):

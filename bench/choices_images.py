@@ -1,0 +1,208 @@
+"""Models that nobody chose, of `patch_embed_images` and `patch_embed`: drawn at random, as `bench.choices` times them.
+
+A model is a width, a side of patches and one of images, drawn at random; a shape is one at some number of images, of
+which there are 1 to 777. Beside the default and the most promising of `candidate_plans`, some by chance are timed, and
+what computes the same: of images a compiled function of normalisation, patches and linear layer, and a convolution of
+normalised pixels; of FP8 rows all that cuBLASLt's heuristic proposes, by image with the table as a C operand of stride
+0 and by position with biases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from bench.peers.cublaslt import CublasError, Matmul, Operand
+from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.operations.base import Operation
+from cute_kernels.operations.patch_embed import PATCH_EMBED
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
+from cute_kernels.plan import PLANNERS, Plan, candidate_plans, make_plan
+
+Launch = Callable[[int, int], object]
+
+KINDS = {"uint8 images": 5, "bf16 images": 3, "fp8 rows": 4}
+"""Shares of the models."""
+
+PATCHES = (14, 16, 16, 32)
+SIDES = (16, 14, 18, 24, 32, 37, 9, 12)
+"""Patches along the side of an image."""
+
+IMAGES_OF_A_MODEL = 3
+"""Numbers of images that a model is timed at: kernels of the same model are the same."""
+
+MOST_IMAGES = 777
+MOST_MACS = 3e11
+MOST_BYTES = 1 << 30
+
+_PROMISING = 9
+_BY_CHANCE = 3
+_ALGORITHMS = 6
+
+
+@dataclass(frozen=True)
+class ImagesShape:
+    """Images, or rows of their patches, of a drawn model."""
+
+    number: int
+    kind: str
+    problem: PatchEmbedImagesProblem | PatchEmbedProblem
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "number", "kind", "images", "positions", "patch", "k", "n", "candidate", "config", "chosen", "mode", "rounds",
+        "microseconds", "failure",
+    )  # fmt: skip
+
+    @property
+    def operation(self) -> Operation:
+        return PATCH_EMBED_IMAGES if isinstance(self.problem, PatchEmbedImagesProblem) else PATCH_EMBED
+
+    @property
+    def row(self) -> list[Any]:
+        p = self.problem
+        if isinstance(p, PatchEmbedImagesProblem):
+            return [self.number, self.kind, p.batch, p.positions, p.patch, p.k, p.n]
+        return [self.number, self.kind, p.m // p.table_rows, p.table_rows, "", p.k, p.n]
+
+    def cells(self, config: Any) -> list[str]:
+        """Of a configuration; of a peer, None."""
+        return ["" if config is None else PLANNERS[self.operation.name].codec.encode(config)]
+
+    def peers(self, inputs: Sequence[Any]) -> dict[str, Launch]:
+        return _of_images(self.problem, inputs) if self.operation is PATCH_EMBED_IMAGES else _of_rows(self, inputs)
+
+
+def draw(seed: int, count: int) -> list[ImagesShape]:
+    """Shapes of a seed, `IMAGES_OF_A_MODEL` of each model."""
+    generator, shapes = random.Random(seed), []
+    while len(shapes) < count:
+        (kind,) = generator.choices(list(KINDS), list(KINDS.values()))
+        patch, grid, width = generator.choice(PATCHES), generator.choice(SIDES), 64 * generator.randint(6, 64)
+        if width > 1024 and generator.random() < 0.5:
+            width //= 4
+            width = max(384, -(-width // 64) * 64)
+        for _ in range(IMAGES_OF_A_MODEL):
+            images = round(math.exp(generator.uniform(0, math.log(MOST_IMAGES))))
+            rows, k = images * grid**2, 3 * patch**2
+            while rows * k * width > MOST_MACS or 3 * rows * (k + width) > MOST_BYTES:
+                images, rows = images // 2, images // 2 * grid**2
+            if kind == "fp8 rows":
+                problem = PatchEmbedProblem(rows, width, -(-k // 16) * 16, grid**2)
+            else:
+                pixels, precision = ("uint8", "int8") if kind == "uint8 images" else ("bfloat16", "bf16")
+                problem = PatchEmbedImagesProblem(
+                    images, 3, grid * patch, grid * patch, patch, width, pixels, precision=precision,
+                    table_rows=grid**2,
+                )  # fmt: skip
+            shapes.append(ImagesShape(len(shapes), kind, problem))
+    return shapes[:count]
+
+
+def candidates(shape: ImagesShape, arch: str = "sm_90a", sm_count: int = 132) -> list[Plan]:
+    """The default first, then the most promising, then some by chance."""
+    plans = candidate_plans(shape.problem, arch, sm_count=sm_count)
+    others = plans[_PROMISING:]
+    random.Random(f"{shape.number} {shape.problem}").shuffle(others)
+    own = make_plan(shape.problem, arch=arch, sm_count=sm_count)
+    return list(dict.fromkeys([own, *plans[:_PROMISING], *others[:_BY_CHANCE]]))
+
+
+def work(seed: int, count: int) -> list[tuple[ImagesShape, list[Plan]]]:
+    return [(shape, candidates(shape)) for shape in draw(seed, count)]
+
+
+# --- what computes the same ------------------------------------------------------------------------------------------
+
+
+def _of_images(p: PatchEmbedImagesProblem, inputs: Sequence[Any]) -> dict[str, Launch]:
+    first, grid, count = inputs[0], p.height // p.patch, len(inputs)
+    images = [each.images for each in inputs]
+    kernel = torch.randn(p.n, 3, p.patch, p.patch, device=images[0].device, dtype=torch.bfloat16)
+    weight, bias = kernel.view(p.n, -1), first.bias.to(torch.bfloat16)
+    table = first.pos_embed.to(torch.bfloat16)
+
+    def normalised(pixels: torch.Tensor) -> torch.Tensor:
+        return ((pixels.float() * (1 / 255) - 0.5) / 0.5).bfloat16() if pixels.dtype == torch.uint8 else pixels
+
+    def linear(pixels: torch.Tensor) -> torch.Tensor:
+        split = normalised(pixels).reshape(-1, 3, grid, p.patch, grid, p.patch)
+        rows = split.permute(0, 2, 4, 1, 3, 5).reshape(-1, grid * grid, p.k)
+        return torch.nn.functional.linear(rows, weight, bias) + table
+
+    def convolution(pixels: torch.Tensor) -> torch.Tensor:
+        maps = torch.nn.functional.conv2d(pixels, kernel, bias, stride=p.patch)
+        return maps.flatten(2).transpose(1, 2) + table
+
+    torch._dynamo.reset()  # a size is compiled in
+    compiled = torch.compile(linear, fullgraph=True, dynamic=False)
+    found: dict[str, Launch] = {"patchify + linear compiled": lambda i, _: compiled(images[i % count])}
+    pixels = [normalised(each) for each in images]
+    return found | {"convolution of normalised": lambda i, _: convolution(pixels[i % count])}
+
+
+def _of_rows(shape: ImagesShape, inputs: Sequence[Any]) -> dict[str, Launch]:
+    p, count = shape.problem, len(inputs)
+    s, images = p.table_rows, p.m // p.table_rows
+    first = inputs[0]
+    table = first.pos_embed.to(torch.bfloat16).contiguous()
+    out = [torch.empty(p.m, p.n, device="cuda", dtype=torch.bfloat16) for _ in inputs]
+    weight, device = Operand(p.k, p.n, p.k, 0), torch.cuda.current_device()
+    by_image = {
+        "b": Operand(p.k, s, p.k, s * p.k), "d": Operand(p.n, s, p.n, s * p.n), "c": Operand(p.n, s, p.n, 0),
+        "batch": images,
+    }  # fmt: skip
+    by_position = {
+        "b": Operand(p.k, images, s * p.k, p.k), "d": Operand(p.n, images, s * p.n, p.n), "batch": s, "bias": table,
+    }  # fmt: skip
+    found: dict[str, Launch] = {}
+    for name, layout in {"image-major": by_image, "position-major": by_position}.items():
+        with contextlib.suppress(CublasError):
+            matmul = Matmul(a=weight, alpha=0.05, device=device, **layout)
+            for number, algorithm in enumerate(matmul.algorithms(_ALGORITHMS)):
+                added = table if "c" in layout else None
+
+                def launch(i: int, _: int, algorithm=algorithm, matmul=matmul, added=added) -> None:
+                    x, result = inputs[i % count].x.data_ptr(), out[i % count].data_ptr()
+                    c = result if added is None else added.data_ptr()
+                    matmul.run(algorithm, first.weight.data_ptr(), x, c, result)
+
+                found[f"cuBLASLt {name} {number}"] = launch
+    return found
+
+
+# --- regret ----------------------------------------------------------------------------------------------------------
+
+
+def report(rows: Iterator[dict[str, str]]) -> None:
+    """Prints by kind and mode the choice's time over the fastest candidate's, and peers' over the choice's."""
+    times: dict[tuple[str, str, str], dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if row["mode"]:
+            shape = " ".join(row[name] for name in ("images", "positions", "patch", "k", "n"))
+            found = times.setdefault((row["kind"], row["mode"], shape), defaultdict(dict))
+            name = "chosen" if row["chosen"] == "1" else "ours" if row["candidate"] == "ours" else "peer"
+            found[name][row["config"] or row["candidate"]] = float(row["microseconds"])
+    groups: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
+    for (kind, mode, shape), found in times.items():
+        if found["chosen"]:
+            (own,) = found["chosen"].values()
+            peer = min(found["peer"].values(), default=math.nan)
+            groups[kind, mode].append((shape, own / min(own, *found["ours"].values(), own), peer / own))
+    for (kind, mode), values in groups.items():
+        regrets = sorted(regret for _, regret, _ in values)
+        ratios = [ratio for _, _, ratio in values if not math.isnan(ratio)]
+        print(
+            f"{kind}, {mode}: {len(values)} shapes, chosen / fastest mean {statistics.mean(regrets):.3f}, most "
+            f"{regrets[-1]:.3f}; fastest peer / chosen mean {statistics.geometric_mean(ratios):.3f}, least "
+            f"{min(ratios):.3f}"
+        )
+        for shape, regret, ratio in sorted(values, key=lambda each: each[2])[:6]:
+            print(f"    images, positions, patch, k, n {shape}: {regret:.3f}, {ratio:.3f}")
