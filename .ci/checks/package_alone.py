@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
+from pathlib import Path
 
 import torch
 
@@ -29,4 +31,5 @@ assert main(["doctor"]) in (0, 1)
 with contextlib.redirect_stderr(io.StringIO()) as said:
     assert main(["emulate", "program.py"]) == 2
 assert "pip install 'cute-kernels[emulator]'" in said.getvalue(), said.getvalue()
+assert Path(sys.prefix, "share/cute-kernels/SKILL.md").read_text().startswith("---\nname: cute-kernels\n")
 print(f"torch {torch.__version__}: reference, layer, kernels for sm_90a and sm_100a")
