@@ -123,7 +123,7 @@ hub:
 nightly: integrations programs $(if $(PEERS),peers) dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions ptxas $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
-# Where there is a ptxas of CUDA 13.0: opcodes whose qualifiers are drawn anew, refused here as there. docs/testing.md
+# Where there is a ptxas of CUDA 13.0: opcodes whose qualifiers are drawn anew, refused here as there. docs/contributing.md
 ptxas: $(VENV)/.installed-test
 	$(BIN)/python -m tests.emulator.ptxas_qualifiers $(ARGS)
 
