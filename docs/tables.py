@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("which_kernel.md",)
 
 ARCHITECTURES = {
-    "sm_90a": "sm_90a", "sm_100a": "sm_100a", "sm_80": "sm_80, sm_90", "sm_89": "sm_89, sm_120; sm_86 without E4M3"
+    "sm_90a": "sm_90a", "sm_100a": "sm_100a", "sm_80": "sm_80, sm_90", "sm_89": "sm_86, sm_89, sm_120 (E4M3: not sm_86)"
 }  # fmt: skip
 """One of those with the same kernels each, and what the column says."""
 LAUNCH_SIZES = {"1 image": 1, "64 images": 64}
