@@ -1,4 +1,4 @@
-"""Rule 5 of docs/architecture.md: tests lie in the folder of tests/ that has the name of what they test."""
+"""Tests lie (docs/architecture.md) in the folder of tests/ that has the name of what they test."""
 
 from __future__ import annotations
 
