@@ -12,16 +12,16 @@ from cute_kernels.common import extras, files
 def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "bench",
-        help="what this package's patch embedding changes in a model: error, and time on a GPU",
-        description="Runs photographs through a model's vision tower, as its library has it and with each precision of "
-        "this package's patch embedding. Prints errors against the library in FP32, on a GPU the times of the first "
-        "layer and of the whole tower, and which precision fits; draws them. A CPU's times are not shown.",
+        help="measure a model with this package's patch embedding: error, and time on a GPU",
+        description="Runs photographs through a model's vision tower, unchanged and with each precision of this "
+        "package's patch embedding. Prints and draws errors against the unchanged tower in FP32 and, on a GPU, times "
+        "of the first layer and of the whole tower, and names the precision that fits.",
     )
     parser.add_argument("model", help="directory of a transformers checkpoint with its image processor, or a timm name")
     parser.add_argument("--batch", type=count, default=8, help="images (default: %(default)s)")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="default: %(default)s")
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
-    parser.add_argument("--pretrained", action="store_true", help="a timm name's weights, which timm downloads")
+    parser.add_argument("--pretrained", action="store_true", help="let timm download the weights of a timm name")
     parser.add_argument("--rounds", type=count, default=9, help="timed runs of each (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("bench.png"), metavar="FILE", help="default: %(default)s")
     parser.set_defaults(run=run)

@@ -37,12 +37,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         commands,
         "check",
         check,
-        help="run a CuTe DSL program's launches under many schedules",
-        description="Runs a Python program once in the emulator, then each of its different launches again, from the "
-        "memory that it found, under many schedules, unless its one run stands for all of them (a certificate): "
-        "asynchronous work early, late and at random; each warp starved in turn; random orders; a launch beside the "
-        "one that it may overlap. A schedule that fails is reduced to the simplest that still does, and printed as a "
-        "command that runs the program under it.",
+        help="run a program's launches under many schedules",
+        description="Runs a Python program once in the emulator, then each of its different launches again under many "
+        "schedules, from the memory that it found: asynchronous work early, late and at random; each warp starved in "
+        "turn; random orders; launches that may overlap, overlapping. A launch with a certificate is not run again: "
+        "its one run stands for all schedules. A schedule that fails is reduced to the simplest one that fails, and "
+        "printed as a command that repeats it.",
         statuses=EXIT_STATUSES,
     )
     parser.add_argument(
@@ -55,20 +55,20 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--seeds",
         type=seeds,
         metavar="N",
-        help="random schedules per launch, after the systematic ones (default: as many as the time allows)",
+        help="random schedules per launch, after the systematic ones (default: until --seconds are over)",
     )
     command.add_going_on_arguments(parser)
     command.add_watch_argument(parser)
     parser.add_argument(
         "--results-may-differ",
         action="store_true",
-        help="accept results that differ between schedules, e.g. by atomic additions of floating-point numbers; only "
-        "reports of the emulator count then",
+        help="accept results that differ between schedules, e.g. by atomic additions of floating-point numbers, so "
+        "that only reports count",
     )
     parser.add_argument(
         "--always-search",
         action="store_true",
-        help="try schedules of launches that have a certificate as well: one that fails is a bug of the emulator",
+        help="also try schedules of launches with a certificate; if one fails, the emulator has a bug",
     )
     workers.add_worker_arguments(parser)
 

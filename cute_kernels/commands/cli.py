@@ -131,16 +131,16 @@ _DEMO_KERNELS = {"int8": "patch-embed-images", "fp8": "patch-embed", "bf16": "pa
 def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "demo",
-        help="photographs to patch embeddings, compared with two references and drawn",
+        help="compute patch embeddings of photographs, compare them with two references, and draw them",
         description="Embeds the patches of photographs with fused kernels: uint8 images in int8 and in BF16, and rows "
-        "made of them in FP8. Compares the results bit for bit with torch references and numerically with FP32, and "
-        "draws them. Exits with 1 if a single bit differs.",
+        "of patches in FP8. Compares the results bit for bit with torch references and numerically with FP32, and "
+        "draws them. Exits with 1 if a bit differs.",
     )
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="local Hugging Face SigLIP or SigLIP2 checkpoint")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a local Hugging Face SigLIP or SigLIP2 checkpoint")
     parser.add_argument(
         "--image-size", type=kernel_options.count, default=224,
-        help="whole patches, for seeded weights (default: %(default)s)",
+        help="pixels per side, whole patches, without --model (default: %(default)s)",
     )
     parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument(
@@ -151,8 +151,8 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         choices=tuple(_DEMO_KERNELS),
         default=tuple(_DEMO_KERNELS),
-        help="what is multiplied: int8 and bf16 read the images, fp8 rows that were made of them (default: all, side "
-        "by side); where no kernel takes the images, plain torch is shown instead",
+        help="types that are multiplied: int8 and bf16 from the images, fp8 from rows of patches (default: all); if no "
+        "kernel takes the images, plain torch is shown",
     )
     kernel_options.add_kernel(parser, *dict.fromkeys(_DEMO_KERNELS.values()))
     parser.set_defaults(run=_demo)
@@ -193,9 +193,9 @@ def _demo(options: argparse.Namespace) -> int:
 def _add_plan(commands: argparse._SubParsersAction, names: Sequence[str]) -> None:
     parser = commands.add_parser(
         "plan",
-        help="say how a problem would be run, or why it cannot be",
-        description="Plans a launch and prints tiles, warp roles and the shared- and tensor-memory budget. Compiles "
-        "nothing and needs no GPU.",
+        help="show how a kernel would run a problem: tiles, memory, modelled time; or why none can",
+        description="Plans a launch and prints kernel, tiles, warp roles, shared and tensor memory, and modelled time. "
+        "Compiles nothing and needs no GPU.",
     )
     kernel_options.add_planned(parser, names)
     tables.add_formats(parser)
@@ -215,11 +215,11 @@ def _add_ptx(commands: argparse._SubParsersAction, names: Sequence[str]) -> None
     parser = commands.add_parser(
         "ptx",
         help="write a kernel's PTX and how to launch it",
-        description="Compiles a kernel (no GPU needed) and writes its PTX, and beside it a JSON file with the facts of "
-        "a launch: entry, parameters, grid, cluster, block, shared memory, registers. Of a plan that chains kernels, "
-        "FILE-1, FILE-2, ..",
+        description="Compiles a kernel (no GPU needed) and writes its PTX, and a JSON file with the facts of a launch: "
+        "entry, parameters, grid, cluster, block, shared memory, registers. For a plan of several kernels the files "
+        "are FILE-1, FILE-2, ..",
     )
-    parser.add_argument("kernel", choices=tuple(kernel_options.OPERATIONS))
+    parser.add_argument("kernel", choices=tuple(kernel_options.OPERATIONS), help="with --help: show its options alone")
     parser.add_argument(
         "-o",
         "--output",
@@ -246,10 +246,10 @@ def _ptx(options: argparse.Namespace) -> int:
 # --- commands of the emulator ----------------------------------------------------------------------------------------
 
 _EMULATED = {
-    "emulate": ("cute_kernels.commands.emulate", "run a CuTe DSL program without a GPU"),
-    "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
+    "emulate": ("cute_kernels.commands.emulate", "run a program without a GPU"),
+    "check": ("cute_kernels.commands.check", "run a program's launches under many schedules"),
     "debug": ("cute_kernels.commands.debug", "run a launch of a program step by step, with breakpoints"),
-    "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a CuTe DSL program's kernels"),
+    "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a program's kernels"),
 }
 """Command -> its module, and what it does."""
 
@@ -279,10 +279,10 @@ def _add_cache(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "cache",
         help="count or clear the compiled kernels on disk",
-        description="Counts the compiled kernels on disk, or deletes them all and what was tuned. "
+        description="Counts the compiled kernels and tuned configurations on disk, or deletes them. "
         "CUTE_KERNELS_CACHE_DIR chooses the directory, an absolute path; off keeps kernels in memory only.",
     )
-    parser.add_argument("--clear", action="store_true", help="delete every entry and lock, nothing else")
+    parser.add_argument("--clear", action="store_true", help="delete all of them and their locks, and no other file")
     parser.set_defaults(run=_cache)
 
 
@@ -305,9 +305,9 @@ def _cache(options: argparse.Namespace) -> int:
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="describe the environment and say what is wrong with it",
-        description="Prints GPU, driver, CUDA and package versions and the cache, and how to mend what is wrong. Exits "
-        "with 1 if something is.",
+        help="describe the environment, and what is wrong with it",
+        description="Prints GPU, driver, CUDA and package versions, the cache, and how to mend what is wrong. Exits "
+        "with 1 if something is wrong.",
     )
     tables.add_formats(parser)
     parser.set_defaults(run=_doctor)

@@ -14,7 +14,7 @@ from cute_kernels.explore.comparison import MOST_EMULATED
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
     parser = commands.add_parser(
         "compare",
-        help="what differs between two configurations of a kernel",
+        help="compare two configurations of a kernel: memory, registers, machine code, counts",
         description="Compares two configurations of a kernel for one problem: memory, registers, the mix of machine "
         "instructions, and what the emulator counts. Needs no GPU.",
     )
@@ -22,7 +22,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     for name in ("a", "b"):
         parser.add_argument(name, metavar=name.upper(), help="FIELD=VALUE,.. of the kernel's tunables, or default")
     tables.add_formats(parser)
-    parser.add_argument("--all", action="store_true", help="rows that are equal, too")
+    parser.add_argument("--all", action="store_true", help="print equal rows, too")
     parser.add_argument(
         "--counters",
         action=argparse.BooleanOptionalAction,

@@ -26,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         debug,
         help="run a launch of a program step by step, with breakpoints",
         description="Runs a program once in the emulator, then one of its launches again from the memory that it "
-        "found, under the same schedule, as far as commands say: break, continue, step; registers, shared, tensor, "
-        "memory, barriers, waiting, backtrace. `help` at the prompt lists them.",
+        "found, under the same schedule, step by step: break, watch, continue, step, back; registers, shared, tile, "
+        "tensor, memory, barriers, waiting, backtrace, origin. `help` at the prompt explains them.",
         statuses=EXIT_STATUSES,
     )
     schedule.add_arguments(parser)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cute_kernels.commands.kernel_options import count
+from cute_kernels.commands.kernel_options import HelpFormatter, count
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
 from cute_kernels.common.files import check_output, check_program, from_here, marked, show
 from cute_kernels.emulator.errors import FAULT, REFUSED, EmulatorError, exit_status
@@ -39,10 +39,10 @@ def exit_statuses(meanings: Mapping[int, str]) -> str:
 EXIT_STATUSES = exit_statuses({
     0: "the program ended, and every kernel was in order",
     2: "arguments that cannot be used, or a file that cannot be read or written",
-    FAULT: "a kernel is at fault: a race, an illegal access, a hang, a trap, an illegal launch, ...; also where the\n"
-    "     program caught that error and ended as if nothing had happened",
-    REFUSED: "PTX, or something else of the program, that the emulator does not implement; also where the program\n"
-    "     caught the error of a launch and ended as if nothing had happened",
+    FAULT: "a kernel is at fault: a race, an illegal access, a hang, a trap, an illegal launch, ..., even if the "
+    "program caught the error",
+    REFUSED: "PTX, or something else of the program, that the emulator does not implement, even if the program caught "
+    "the error",
 })  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def add_program_command(
         name,
         runs_program=True,
         help=help,
-        description=f"{description} Options go before SCRIPT; everything behind it belongs to the program.",
+        description=f"{description} Options go before SCRIPT; everything after it belongs to the program.",
         epilog=statuses,
         formatter_class=HelpFormatter,
     )
@@ -80,9 +80,7 @@ def add_program_command(
         help=f"the chip: {', '.join(CHIPS)} (default: that of a .ptx file, otherwise {DEFAULT_ARCH})",
     )
     parser.add_argument("--quiet", action="store_true", help="print reports and nothing else")
-    parser.add_argument(
-        "--traceback", action="store_true", help="print where in the program a launch failed, too"
-    )
+    parser.add_argument("--traceback", action="store_true", help="also print where in the program a launch failed")
     add_run_arguments(parser)
     add_roles_argument(parser)
     add_suppression_arguments(parser)
@@ -90,7 +88,8 @@ def add_program_command(
         "script",
         metavar="SCRIPT",
         action=_Script,
-        help="a Python program; a .ptx or .cu file, whose argument describes its launches: JSON, or FILE.py:FUNCTION",
+        help="a Python program, or a .ptx or .cu file with one argument that describes its launches: FILE.json or "
+        "FILE.py:FUNCTION",
     )
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     own.required = False  # else argparse asks for them where SCRIPT is missing
@@ -113,20 +112,20 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         commands,
         "emulate",
         emulate,
-        help="run a CuTe DSL program without a GPU, its kernels in the emulator",
+        help="run a program without a GPU, its CuTe DSL kernels in the emulator",
         description="Runs a Python program that launches CuTe DSL kernels: kernels execute in the emulator, host code, "
         "torch tensors on 'cuda' and the program's own checks run as they are, in host memory. Prints a line per "
-        "launch, and what is wrong with a kernel (a race, a hang, ...) with its place in PTX and source.",
+        "launch, and reports faults of kernels (a race, a hang, ...) with their place in PTX and source.",
         statuses=EXIT_STATUSES,
     )
     schedule.add_arguments(parser)
     add_going_on_arguments(parser)
     add_watch_argument(parser)
-    parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
+    parser.add_argument("--counters", action="store_true", help="print the counts of every unit, per launch and role")
     parser.add_argument(
         "--certificate",
         action="store_true",
-        help="print for each launch whether its run stands for every schedule, or what stands against that",
+        help="print for each launch whether its run stands for every schedule, and if not, why",
     )
     parser.add_argument(
         "--profile",
@@ -151,7 +150,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--fill-new",
         action="store_true",
-        help="fill torch.empty and its like with NaN (-1 in integers) instead of zeros, so that results show reads of "
+        help="fill torch.empty and the like with NaN (-1 in integers) instead of zeros: results then show reads of "
         "memory that nobody has written",
     )
     parser.add_argument(
@@ -159,8 +158,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         type=count,
         default=1,
         metavar="N",
-        help="execute clusters of a launch in up to N processes at the same time; the results and reports are those of "
-        "one (default: %(default)s)",
+        help="execute clusters of a launch in up to N processes, with the same results and reports (default: "
+        "%(default)s)",
     )
 
 
@@ -169,8 +168,7 @@ def add_watch_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="run again whenever the program or a module beside it is saved, within a second: libraries stay loaded; "
-        "Ctrl-C ends it",
+        help="run again whenever the program or a module of it is saved; libraries stay loaded; Ctrl-C ends it",
     )
 
 
@@ -182,8 +180,8 @@ def add_roles_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KERNEL:]ROLE=WARPS,..",
-        help="names of warps for counters, timelines and reports, e.g. load=4,add=0-3; of kernels whose name contains "
-        "KERNEL (default: what a warp does, e.g. TMA load)",
+        help="name the warps of all kernels, or of those whose name contains KERNEL, in counters, timelines and "
+        "reports, e.g. load=4,add=0-3 (default: after what they execute, e.g. TMA load)",
     )
 
 
@@ -203,43 +201,43 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         choices=DETECTORS,
         default=[],
         metavar="DETECTOR",
-        help=f"leave one detector out; may be repeated: {', '.join(DETECTORS)}",
+        help=f"switch one detector off; may be repeated: {', '.join(DETECTORS)}",
     )
     parser.add_argument(
-        "--verbose", action="store_true", help="reports with PTX, all barriers and the emulator's own words"
+        "--verbose", action="store_true", help="print reports with PTX, all barriers and the full message"
     )
     parser.add_argument(
         "--report", type=from_here, metavar="FILE",
-        help="write reports and launches as JSON, also when nothing is wrong",
+        help="write reports and launches as JSON, even if nothing is wrong",
     )
     parser.add_argument(
         "--sarif", type=from_here, metavar="FILE", help="write reports as SARIF 2.1.0, for code hosts and editors"
     )
     parser.add_argument(
-        "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
+        "--strict", action="store_true", help="also require synchronisation of the PTX ISA that NVIDIA's kernels omit"
     )
     defaults = Options()
     parser.add_argument(
         "--arithmetic",
         choices=CHOICES,
         default=defaults.arithmetic,
-        help="how tensor cores add: as those of --arch have been measured to, or exactly with one rounding per "
-        "instruction (default: %(default)s)",
+        help="how tensor cores add: silicon: as measured on the chip that the PTX is for; exact: exactly, with one "
+        "rounding per instruction (default: %(default)s)",
     )
     parser.add_argument(
         "--max-warp-instructions",
         type=int,
         metavar="N",
         default=defaults.max_warp_instructions,
-        help="warp instructions of a cluster, beyond which a kernel has hung; 0: no limit (default: %(default)s)",
+        help="report a hang after N warp instructions of a cluster; 0: no limit (default: %(default)s)",
     )
     parser.add_argument(
         "--max-idle-blocks",
         type=int,
         metavar="N",
         default=defaults.max_idle_blocks,
-        help="basic blocks per running warp without any effect (250 for a strong load) after which a kernel has hung; "
-        "0: no limit (default: %(default)s)",
+        help="report a hang after N basic blocks of each running warp without an effect; a strong load counts as 250 "
+        "blocks; 0: no limit (default: %(default)s)",
     )
 
 
@@ -248,13 +246,6 @@ def _folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the name is empty: must be that of a folder")
     return Path(text)
-
-
-class HelpFormatter(argparse.HelpFormatter):
-    """Fills all text but a list of exit statuses."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith(_STATUSES) else super()._fill_text(text, width, indent)
 
 
 def report_fault(error: EmulatorError) -> int:
@@ -341,7 +332,7 @@ def add_going_on_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-going",
         action="store_true",
         help="go on after reports of detectors (races, missing fences, reads of what nobody wrote, ...), and print "
-        "each once; the status is the same",
+        "each once; the exit status stays 3",
     )
 
 
@@ -353,7 +344,7 @@ def add_suppression_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND[:FILE[:LINE]]",
-        help="leave out reports of a kind with one side in that file, at that line; may be repeated",
+        help="leave out reports of this kind, or only those with one side in FILE, at LINE; may be repeated",
     )
     parser.add_argument(
         "--suppressions",

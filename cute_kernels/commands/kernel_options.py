@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 import difflib
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.plan import ARCHS, PLANNERS, Plan, Planner, make_plan
-from cute_kernels.plan.base import Kernel
+from cute_kernels.plan.base import CHOSEN, Kernel
 from cute_kernels.plan.config_codec import OPEN, parse_settings, spell
 from cute_kernels.plan.options import Option
 
@@ -26,9 +27,20 @@ def count(text: str) -> int:
     return int(text)
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Fills each line of a text by itself, and indents what follows the first row of one of several lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = text.splitlines()
+        below = indent + 5 * " " * (len(lines) > 1)
+        how = {"initial_indent": indent, "subsequent_indent": below, "break_on_hyphens": False}
+        return "\n".join(textwrap.fill(line, width, **how) for line in lines)
+
+
 def add_kernel(parser: argparse.ArgumentParser, *names: str) -> None:
     """``--arch`` and ``--set`` for the kernels of these operations; the plan judges the values."""
-    lines, shown = [], {}
+    parser.formatter_class = HelpFormatter
+    lines, shown = [f"Fields, their defaults and their legal values; auto: {CHOSEN}."], {}
     for name in names:
         archs: dict[tuple[Kernel, ...], list[str]] = {}
         for arch, kernels in OPERATIONS[name].kernels.items():
@@ -37,9 +49,9 @@ def add_kernel(parser: argparse.ArgumentParser, *names: str) -> None:
             for kernel in kernels:
                 kind = kernel.config.__name__
                 tunables = ", ".join(_describe(kernel, field) for field in dataclasses.fields(kernel.config))
-                lines.append(f"{name}, {arch} ({kind}): {f'as of {shown[kind]}' if kind in shown else tunables}.")
+                lines.append(f"{name}, {arch} ({kind}): {f'see {shown[kind]}' if kind in shown else tunables}")
                 shown.setdefault(kind, name)
-    group = parser.add_argument_group("the kernel", " ".join(lines))
+    group = parser.add_argument_group("the kernel", "\n".join(lines))
     archs = dict.fromkeys(arch for name in names for arch in OPERATIONS[name].kernels)
     defaults = {name: _default_arch(name) for name in names}
     common = defaults[names[0]]
@@ -53,8 +65,8 @@ def add_kernel(parser: argparse.ArgumentParser, *names: str) -> None:
         default=[],
         metavar="FIELD=VALUE",
         dest="settings",
-        help="a tunable of the kernel, any number of times; the others keep the values above, of which auto is chosen "
-        "for the problem. Of several kernels, the one that the problem gets, or the first that has all of them",
+        help="set a field of the kernel; may be repeated; other fields keep their defaults. The fields choose between "
+        "kernels: the one that the problem gets by default, if it has them all, or else the first one that has",
     )
 
 
@@ -66,10 +78,10 @@ def _arch(text: str) -> str:
 
 
 def _describe(kernel: Kernel, part: dataclasses.Field) -> str:
-    """``FIELD=DEFAULT``, what an open one is, and the values that there are."""
+    """``FIELD=DEFAULT``, how an open one is chosen, and the legal values."""
     known = kernel.fields.get(part.name)
     choices = (True, False) if kernel.config.types[part.name][0] is bool else () if known is None else known.legal
-    meaning = f" ({known.open})" if part.default is None and known is not None else ""
+    meaning = f" ({known.open})" if part.default is None and known is not None and known.open != CHOSEN else ""
     default = f"{part.name}={spell(part.default)}{meaning}"
     return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
 
@@ -150,7 +162,7 @@ def add_plan(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
 def add_planned(
     parser: argparse.ArgumentParser,
     names: Sequence[str],
-    kernel: str = "default: %(default)s",
+    kernel: str = "default: %(default)s; with --help: show its options alone",
     device: str = "a B200 or H200",
 ) -> None:
     """`add_plan`, the operation, of which ``kernel`` is the help, and multiprocessors, of which ``device`` has some."""

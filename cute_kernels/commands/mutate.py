@@ -43,26 +43,27 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         commands,
         "mutate",
         mutate,
-        help="drop or weaken synchronisation of a CuTe DSL program's kernels: what is not noticed?",
-        description="Runs a Python program once in the emulator. Then it drops or weakens every instruction of its "
-        "kernels' PTX that synchronises, one at a time, and runs the launches again, from the memory that they found, "
-        "under six schedules, until one notices: a report of the emulator, or another result. What survives is "
-        "printed with its PTX line and source line: synchronisation that is not needed, or a case that the program's "
-        "launches do not exercise.",
+        help="drop or weaken synchronisation of a program's kernels, and list what nothing notices",
+        description="Runs a Python program once in the emulator. Then it drops or weakens every synchronising "
+        "instruction in its kernels' PTX, one at a time, and runs the launches again under six schedules, from the "
+        "memory that they found, until the emulator reports a fault or a result differs. Mutants that survive are "
+        "printed with their PTX line and source line: the instruction is unnecessary, or the launches do not need it.",
         statuses=EXIT_STATUSES,
     )
     parser.add_argument(
         "--kernel", metavar="NAME", default="", help="only kernels whose name contains this (default: all)"
     )
-    parser.add_argument("--match", metavar="TEXT", default="", help="only mutants whose key contains this, e.g. fence")
+    parser.add_argument(
+        "--match", metavar="TEXT", default="", help="only mutants whose key (MUTATION OPCODE #NUMBER) contains this"
+    )
     parser.add_argument("--every", type=count, default=1, metavar="K", help="only every K-th mutant (default: all)")
     workers.add_worker_arguments(parser)
     parser.add_argument(
         "--launches",
         type=count,
         metavar="N",
-        help="launches of each kernel that a mutant runs, of those that differ in shape, parameters, number of "
-        "executed instructions, or integers that parameters point to (default: all)",
+        help="run each mutant in at most N launches of its kernel that differ in shape, parameters, number of executed "
+        "instructions, or integers that parameters point to (default: all)",
     )
     parser.add_argument(
         "--fail-under", type=percentage, metavar="PERCENT", help=f"exit with {BELOW} if the score is below this"

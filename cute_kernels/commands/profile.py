@@ -24,9 +24,9 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         "--device",
         choices=("auto", "gpu", "emulator"),
         default="auto",
-        help=f"auto: a GPU that has the kernel, otherwise the emulator if the problem has at most {MOST_EMULATED} "
-        "tiles. Without --arch the GPU decides which kernel it is. In the emulator clocks are no time: only their "
-        "order means something (default: %(default)s)",
+        help=f"auto: a GPU that can run the kernel, otherwise the emulator if the problem has at most {MOST_EMULATED} "
+        "tiles. Without --arch, the kernel is the one for the GPU. The emulator's clocks show the order of phases, not "
+        "their time (default: %(default)s)",
     )
     parser.add_argument(
         "--stamps",
@@ -34,7 +34,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         default=16384,
         help="stamps that each warp may write, a multiple of 8; later ones are lost (default: %(default)s)",
     )
-    parser.add_argument("--warps", action="store_true", help="on a GPU, statistics of every warp, too")
+    parser.add_argument("--warps", action="store_true", help="on a GPU, also print statistics of every warp")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for https://ui.perfetto.dev")
     parser.add_argument("--clusters", type=count, default=2, help="clusters in the timeline (default: %(default)s)")
     parser.add_argument(

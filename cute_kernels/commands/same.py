@@ -13,9 +13,10 @@ from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.explore import comparison
 
-_HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared
-(also where launches write the same bits, but did not have the same inputs), 3 a kernel is at fault, 4 the emulator does
-not implement something."""
+_HELP = (
+    "Exit status: 0: the same bits; 1: they differ; 2: arguments that cannot be used, or runs that cannot be compared, "
+    "such as equal results of other inputs; 3: a kernel is at fault; 4: the emulator does not implement something."
+)
 
 _PROGRAMS = (".py", ".ptx", ".cu")
 
@@ -23,11 +24,11 @@ _PROGRAMS = (".py", ".ptx", ".cu")
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
     parser = commands.add_parser(
         "same",
-        help="do two programs, or two configurations of a kernel, leave the same bits?",
-        description="Runs A and B in the emulator and compares device memory bit by bit, launch by launch. A and B are "
-        "command lines of programs ('bench.py --rows 64', a .ptx with its description), which have to make the same "
-        "inputs, or two configurations of a kernel (FIELD=VALUE,.. or default), which get the same. Launches before a "
-        "program fails are compared. Names the first launch, array and byte that differ.",
+        help="compare the results of two programs, or of two configurations of a kernel, bit by bit",
+        description="Runs A and B in the emulator, compares device memory after each launch, and names the first "
+        "launch, array and byte that differ. A and B are command lines of programs that make the same inputs "
+        "('bench.py --rows 64', or a .ptx with its description), or two configurations of a kernel (FIELD=VALUE,.. or "
+        "default). If a program fails, its launches until then are compared.",
         epilog=_HELP,
     )
     add_planned(parser, names, "operation of the two configurations (default: %(default)s)")
@@ -36,8 +37,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     parser.add_argument(
         "--prefix",
         action="store_true",
-        help="arrays of different sizes are compared as far as the smaller one goes: is a row the same in a larger "
-        "batch?",
+        help="compare arrays of different sizes up to the end of the smaller one: is a row the same in a larger batch?",
     )
     parser.add_argument("--json", type=files.from_here, metavar="FILE", help="write the answer as JSON")
     parser.set_defaults(run=run)

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
     parser = commands.add_parser(
         "sass",
-        help="say what the assembler made of a kernel that costs, by source line and loop",
-        description="Compiles a kernel and reads its machine code: instructions and clocks of issue by source line, "
-        "loops, and in them MEMBAR, CCTL.IVALL, waits for loads that nothing covers, moves beside MMAs, and spills. "
-        "Needs no GPU. Of a program, SCRIPT.py, every kernel that it launches in the emulator.",
-        epilog="Exit status: 0, whatever is found; 1: a program failed; 2: arguments that cannot be used; of a "
+        help="show what costs in a kernel's machine code, by source line and loop",
+        description="Compiles a kernel, or runs a program SCRIPT.py in the emulator and takes every kernel that it "
+        "launches. Reads the machine code: instructions and clocks of issue by source line, loops, and what costs in "
+        "loops: MEMBAR, CCTL.IVALL, waits for loads, moves beside MMAs; and spills. Needs no GPU.",
+        epilog="Exit status: 0: whatever is found; 1: a program failed; 2: arguments that cannot be used; of a "
         "program, 3: a kernel is at fault, 4: it needs what the emulator does not implement.",
     )
     add_subject(parser)
-    parser.add_argument("--ptx", action="store_true", help="print the PTX of loops, with the instructions made of it")
-    parser.add_argument("--json", type=files.from_here, metavar="FILE", help="write all of it as JSON")
+    parser.add_argument("--ptx", action="store_true", help="print the PTX of loops with the instructions made of it")
+    parser.add_argument("--json", type=files.from_here, metavar="FILE", help="write everything as JSON")
     add_plan(parser, names)
     parser.set_defaults(run=run)
 

@@ -22,46 +22,49 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     """Adds both subcommands."""
     parser = commands.add_parser(
         "sweep",
-        help="configurations of a kernel side by side: legal or why not, memory, registers, modelled time",
-        description="Evaluates every combination of the values of some tunables for one problem: whether it is legal "
-        "and otherwise why not, registers, spills, shared memory, modelled time and the largest part of it. Needs no "
-        "GPU, and executes nothing. Of a program, SCRIPT.py, every combination is a run in the emulator, with the "
-        "values as its options: registers, memory, and what its launches do.",
-        epilog="Exit status: 0, also where some configurations are not legal; 1: none is; 2: arguments that cannot be "
-        "used; of a program, 3: a kernel is at fault with some configuration, 4: it needs what the emulator does not "
-        "implement.",
+        help="tabulate configurations of a kernel: legal or why not, memory, registers, modelled time",
+        description="Evaluates every combination of values of some fields for one problem: whether it is legal or why "
+        "not, registers, spills, shared memory, modelled time and the largest part of it. Needs no GPU, and runs "
+        "nothing without --measure. A program SCRIPT.py is run in the emulator once for every combination, with the "
+        "values as its options: registers, memory, and counts of its launches.",
+        epilog="Exit status: 0: at least one configuration is legal; 1: none is; 2: arguments that cannot be used; of "
+        "a program, 3: a kernel is at fault with some configuration, 4: it needs what the emulator does not implement.",
     )
     _add_varied(parser, "", required=True)
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True,
-        help="of a kernel, registers and stack, for which every legal configuration is compiled (default: yes)",
+        help="compile every legal configuration of a kernel, for its registers and stack (default: yes)",
     )  # fmt: skip
-    parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too")
+    parser.add_argument("--measure", action="store_true", help="also time each on the GPU at hand")
     columns = ", ".join(sweep_outcomes.COLUMNS)
-    parser.add_argument("--sort", metavar="COLUMN", help=f"least first: {columns}, or what the emulator counts")
-    parser.add_argument("--pareto", metavar="X,Y", help="columns that the front is of (default: shared,modelled)")
+    parser.add_argument("--sort", metavar="COLUMN", help=f"sort by {columns} or a count of the emulator; least first")
+    parser.add_argument("--pareto", metavar="X,Y", help="columns of the Pareto front (default: shared,modelled)")
     tables.add_formats(parser)
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
     parser.add_argument(
-        "--best", type=count, default=3, metavar="N", help="levels of time to name (default: %(default)s)"
+        "--best",
+        type=count,
+        default=3,
+        metavar="N",
+        help="name the configurations with the N lowest times (default: %(default)s)",
     )
     add_plan(parser, names)
     parser.set_defaults(run=run)
 
     parser = commands.add_parser(
         "explore",
-        help="a page of configurations: legality, memory maps, counts, modelled and measured time, a timeline",
+        help="write a page on configurations of a kernel: legality, memory maps, counts, times, a timeline",
         description="Writes a notebook about configurations of a kernel and opens it in JupyterLab (extra explore), or "
-        "writes its page as HTML. Needs no GPU; where there is one, configurations are timed.",
-        epilog="Exit status: JupyterLab's; with an .html 0, also where configurations are not legal; 2: arguments that "
+        "writes it as an HTML page. Needs no GPU; if there is one, configurations are timed.",
+        epilog="Exit status: JupyterLab's; for an .html, 0, even if configurations are not legal; 2: arguments that "
         "cannot be used.",
     )
-    _add_varied(parser, f"; without any, for patch-embed on SM100: {' '.join(_VARIED)}", required=False)
+    _add_varied(parser, f". Default for patch-embed on SM100: {' '.join(_VARIED)}", required=False)
     workers.add_jobs(parser)
     parser.add_argument(
         "--output", type=Path, metavar="FILE",
-        help="an .ipynb is written and opened, an .html is made now (default: explore.ipynb; if that exists, "
+        help="FILE.ipynb is written and opened, FILE.html only written (default: explore.ipynb; if that exists, "
         "explore-2.ipynb, ..)",
     )  # fmt: skip
     parser.add_argument("--no-browser", action="store_true", help="JupyterLab prints its address and opens no browser")
@@ -78,22 +81,23 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
         type=kernel_name,
         default="patch-embed",
         metavar="KERNEL",
-        help=f"{', '.join(OPERATIONS)}, or a program SCRIPT.py (default: %(default)s)",
+        help=f"{', '.join(OPERATIONS)}, or a program SCRIPT.py (default: %(default)s); with --help: show its options "
+        "alone",
     )
-    parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
+    parser.add_argument("--arguments", default="", metavar="'ARGS'", help="other arguments of a program, as one word")
 
 
 def _add_varied(parser: argparse.ArgumentParser, more: str, *, required: bool) -> None:
     add_subject(parser)
     parser.add_argument(
         "--vary", action="append", required=required, default=None if required else [], metavar="FIELD=VALUE,..",
-        help="values of a tunable, any number of times, 3-6 for 3,4,5,6; --set fixes others. A program gets "
-        f"--FIELD=VALUE; where its values have commas, semicolons separate them: 'shape=64,64;128,128'{more}",
+        help="values of a field, may be repeated; 3-6 means 3,4,5,6. A program gets --FIELD=VALUE; semicolons separate "
+        f"values with commas: 'shape=64,64;128,128'{more}",
     )  # fmt: skip
     parser.add_argument(
         "--around", choices=("default", "class"), default="default",
-        help="other tunables: as the problem gets them, and chosen anew where the values need it; or as the class of "
-        "the configuration has them, like plan --set (default: %(default)s)",
+        help="fields that are not varied; default: as chosen for the problem, and chosen again where the varied values "
+        "need it; class: the defaults of the configuration's class, like plan --set (default: %(default)s)",
     )  # fmt: skip
 
 

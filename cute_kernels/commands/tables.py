@@ -15,7 +15,7 @@ from cute_kernels.common import files
 
 def add_formats(parser: argparse.ArgumentParser) -> None:
     for name in FORMATS:
-        help = f"write records as {name.upper()}; - prints them in place of text"
+        help = f"write the rows as {name.upper()}; - prints them instead of text"
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=help)
 
 

@@ -18,7 +18,7 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say where runs are executed."""
     add_jobs(parser)
     parser.add_argument(
-        "--executor", metavar="ADDRESS", help="workers of a cluster instead: dask://HOST:PORT or ray://HOST:PORT"
+        "--executor", metavar="ADDRESS", help="use the workers of a cluster: dask://HOST:PORT or ray://HOST:PORT"
     )
 
 

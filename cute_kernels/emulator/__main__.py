@@ -14,22 +14,22 @@ from cute_kernels.emulator.reports.kinds import KINDS, Kind
 
 PAGE = """# Instructions and kinds of reports
 
-`python -m cute_kernels.emulator` prints this page. What else holds is in the [contract](contract.md).
+`python -m cute_kernels.emulator` prints this page. How exactly instructions are executed: [contract](contract.md).
 
 ## Instruction families
 
-What is not here is refused with its PTX line. In all their forms: {plain}.
+Other instructions are refused with their PTX line. In all their forms: {plain}.
 
 {families}
 
 ## Kinds of reports
 
-The stable names in reports, `--suppress` and [JSON](../agents.md). A report says what its kind means, its usual cause
-and its mend; `python -m cute_kernels.emulator KIND` does as well.
+These stable names stand in reports, `--suppress` and [JSON](../agents.md). A report explains its kind, the usual cause
+and the mend, and so does `python -m cute_kernels.emulator KIND`.
 
-Of detectors, after which `--keep-going` goes on: {detectors}.
+Reports of detectors, after which `--keep-going` goes on: {detectors}.
 
-Of what stops the kernel, or the check: {others}.
+Reports that end the kernel or the check: {others}.
 """
 
 

@@ -55,8 +55,8 @@ FEATURES = Option("features", 768, "output features, N")
 TABLE = Option(
     "table",
     "positions",
-    "what the epilogue adds: bias and position embedding, bias only (of uint8 images, the normalisation's offset "
-    "counts as bias), nothing",
+    "what the epilogue adds: bias and position embedding; bias only (for uint8 images, the offset of the normalisation "
+    "is part of the bias); nothing",
     ("positions", "bias", "none"),
 )
 

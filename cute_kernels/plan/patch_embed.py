@@ -113,9 +113,9 @@ OPTIONS = ProblemOptions(
         TABLE,
         Option("positions", 196, "patches per image"),
         Option("in_features", 768, "elements of a row, K, before zero-padding"),
-        Option("scale", "value", "scale as a launch parameter or read from device memory", ("value", "pointer")),
-        Option("row_scale", False, "a factor of the scale for every row of x"),
-        Option("feature_scale", False, "a factor of the scale for every feature"),
+        Option("scale", "value", "the scale is a launch parameter, or read from device memory", ("value", "pointer")),
+        Option("row_scale", False, "a scale for each row of x"),
+        Option("feature_scale", False, "a scale for each feature"),
     ),
     _problem_of_options,
 )

@@ -166,7 +166,7 @@ class Shell(cmd.Cmd):
         return f"PTX line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
 
     def do_watch(self, text: str) -> None:
-        """watch register NAME, tile NAME[..], shared NAME [COUNT], memory ADDRESS COUNT, barrier NAME: stops."""
+        """watch register NAME, tile NAME[..], shared NAME [COUNT], memory ADDRESS COUNT, barrier NAME: watch it."""
         made = self.debugger.watch(text, self._warp)
         self._say(f"watchpoint {made.number}: {text}")
 
@@ -209,7 +209,7 @@ class Shell(cmd.Cmd):
     # --- looking --------------------------------------------------------------------------------------------------
 
     def do_warp(self, text: str) -> None:
-        """warp [NAME]: choose the warp that the other commands speak of, or list all; NAME: [[CLUSTER.]CTA.]WARP."""
+        """warp [NAME]: choose the warp of the other commands, or list all; NAME: [[CLUSTER.]CTA.]WARP."""
         words = _words(text, 0, 1)
         if words:
             self._warp = name_of(self.debugger.warp(words[0]))
@@ -222,13 +222,13 @@ class Shell(cmd.Cmd):
             self._say(f"{name_of(each)} at PTX line {instruction.line} `{instruction.text}`{state}")
 
     def do_registers(self, text: str) -> None:
-        """registers [NAME ...]: of the chosen warp; those that are read later if none are named."""
+        """registers [NAME ...]: values in the chosen warp; without NAME, of all registers that are read later."""
         lanes = active_lanes(self.debugger.warp(self._warp))
         for name, value in self.debugger.registers(self._warp, *text.split()).items():
             self._say(f"{name} = {_of_register(value, self.debugger.kernel.registers.get(name, 'b32'), lanes)}")
 
     def do_shared(self, text: str) -> None:
-        """shared [NAME or OFFSET [COUNT [TYPE]]]: of the CTA; TYPE: bf16, f16, f32, f64, s32, u8, u16, u32, u64."""
+        """shared [NAME or OFFSET [COUNT [TYPE]]]: shared memory; TYPE: bf16, f16, f32, f64, s32, u8, u16, u32, u64."""
         first, count, kind = (*_words(text, 0, 3), *("0", "", "u32")[len(text.split()) :])
         nbytes = _number(count) * np.dtype(_type(kind)).itemsize if count else None
         found = self.debugger.shared(_offset(first), nbytes, self._warp)
@@ -269,7 +269,7 @@ class Shell(cmd.Cmd):
             self._say(f"and more: {whole} bytes in all")
 
     def do_origin(self, text: str) -> None:
-        """origin ARRAY BYTE, ARRAY expected FILE.npy, ARRAY like SCRIPT: of what a byte, or the first wrong one, is."""
+        """origin ARRAY BYTE, ARRAY expected FILE.npy, ARRAY like SCRIPT: what made a byte, or the first wrong one."""
         array, byte, *path = _words(text, 2, 3)
         if (byte in ("expected", "like")) != bool(path) or byte == "like" and self._others is None:
             raise ValueError(f"origin {text}: must be ARRAY BYTE, ARRAY expected FILE.npy or ARRAY like SCRIPT")
@@ -289,11 +289,11 @@ class Shell(cmd.Cmd):
             self._say(each)
 
     def do_waiting(self, text: str) -> None:
-        """waiting: where all warps of the cluster stand, what they wait for, and whom."""
+        """waiting: for each warp of the cluster, where it is, what it waits for, and for whom."""
         self._say(render(dataclasses.replace(self.debugger.waiting(), kernel=self._kernel)))
 
     def do_backtrace(self, text: str) -> None:
-        """backtrace: the source line of the next instruction, and of the calls that it is inlined in."""
+        """backtrace: the source line of the next instruction, and the calls that it is inlined in."""
         for number, place in enumerate(self.debugger.backtrace(self._warp)):
             source = place.source
             where = f"{source.path}:{source.line}  {source.text}" if source is not None else "no source line"

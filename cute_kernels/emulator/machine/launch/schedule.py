@@ -109,18 +109,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed_of, default=0, help="seed of the schedule (default: %(default)s)")
     parser.add_argument(
         "--completion", choices=COMPLETIONS, default="eager",
-        help="when asynchronous work takes effect: at once, as late as possible, at random (default: %(default)s)",
+        help="when asynchronous work takes effect: eager: at once; lazy: as late as possible (default: %(default)s)",
     )
     parser.add_argument(
         "--interleave", choices=INTERLEAVES, default="round_robin",
-        help="which warp runs next; starve: a role or warp only when nothing else can (default: %(default)s)",
+        help="which warp runs next; starve: one role or warp runs only when nothing else can (default: %(default)s)",
     )
     parser.add_argument(
         "--interleave-clusters",
         choices=CLUSTERS,
         default="in_turn",
-        help="which cluster runs next: one until it has ended or waits for another; random; starve: one of the first "
-        "only when no other one can (default: %(default)s)",
+        help="which cluster runs next; in_turn: the same until it ends or waits for another; starve: one of the first "
+        "runs only when no other can (default: %(default)s)",
     )
     parser.add_argument(
         "--spurious-timeouts", action="store_true",
@@ -129,12 +129,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="let a launch with programmatic stream serialisation begin before the previous launch is over: accesses "
-        "that griddepcontrol.wait does not order race, and results show it",
+        help="let a launch with programmatic stream serialisation begin before the previous launch is over; results "
+        "then show accesses that griddepcontrol.wait does not order",
     )
     parser.add_argument(
         "--steps", type=steps_of, default=(), metavar="STEP,..",
-        help="turns before all others, as check prints them: 0w3:14 is 14 basic blocks of warp 3 of cluster 0",
+        help="steps that come first, as check prints them; 0w3:14: 14 basic blocks of warp 3 of cluster 0",
     )
 
 
