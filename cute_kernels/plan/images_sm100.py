@@ -12,21 +12,14 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
-from cute_kernels.plan import b200, base
+from cute_kernels.plan import b200, base, images_strips
 from cute_kernels.plan import sm100_transposed as transposed
 from cute_kernels.plan.images import MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
-from cute_kernels.plan.images_strips import (
-    StripsPlan,
-    check_gathered_problem,
-    check_strips_problem,
-    check_table,
-    images_step,
-)
 from cute_kernels.plan.prediction import Prediction
 
 
 @dataclass(frozen=True)
-class Sm100ImagesPlan(StripsPlan, transposed.Sm100TransposedPlan):
+class Sm100ImagesPlan(images_strips.StripsPlan, transposed.Sm100TransposedPlan):
     """The persistent tcgen05 kernel over strips: rows of ``x`` are patches, of which a CTA loads its own images."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_images:Sm100ImagesKernel"
@@ -78,7 +71,7 @@ def checked_plan(
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     integers = problem.precision == "int8"
-    check_strips_problem(problem) if integers else check_gathered_problem(problem)
+    images_strips.check_strips_problem(problem) if integers else images_strips.check_gathered_problem(problem)
     base.check_fields(config, FIELDS)
     rule = f"how patches of {problem.in_dtype} come out of the images"
     base.require("source", config.source, ("strips" if integers else "gather",), rule)
@@ -117,11 +110,11 @@ def check(plan: Sm100ImagesPlan) -> None:
     step, patches = _images_step(plan), plan.tile_patches
     fitting = functools.partial(transposed.largest_fitting, plan, step, "tile_images", patches)
     transposed.check_stages(plan, "tile_images", plan.tile_images, fitting)
-    check_table(plan)
+    images_strips.check_table(plan)
 
 
 def _images_step(plan: Sm100ImagesPlan) -> int:
-    return images_step(plan.tile_patches, transposed.COLUMN_STEP) * plan.cta_group
+    return images_strips.images_step(plan.tile_patches, transposed.COLUMN_STEP) * plan.cta_group
 
 
 def _check_tile(plan: Sm100ImagesPlan) -> None:
@@ -141,9 +134,10 @@ def _narrower(plan: Sm100ImagesPlan, columns: int) -> tuple[str, object, object]
     images = columns // plan.tile_patches // step * step
     if images:
         return "tile_images", plan.tile_images, images
-    fewer = range(columns // plan.tile_images, 0, -1)
-    legal = (p for p in fewer if not plan.tile_images % (images_step(p, transposed.COLUMN_STEP) * plan.cta_group))
-    return "tile_patches", plan.tile_patches, next(legal, 1)
+    for patches in range(columns // plan.tile_images, 0, -1):
+        if plan.tile_images % (images_strips.images_step(patches, transposed.COLUMN_STEP) * plan.cta_group) == 0:
+            return "tile_patches", plan.tile_patches, patches
+    return "tile_patches", plan.tile_patches, 1
 
 
 # ---- what a problem gets --------------------------------------------------------------------------------------------
@@ -203,7 +197,7 @@ def _candidates(
     groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
     source = "strips" if problem.precision == "int8" else "gather"
     for group, patches in itertools.product(groups, _patches(problem, config)):
-        step = images_step(patches, transposed.COLUMN_STEP) * group
+        step = images_strips.images_step(patches, transposed.COLUMN_STEP) * group
         largest = max(step, transposed.MOST_COLUMNS // patches // step * step)
         most = min(largest, base.round_up(problem.batch, step))
         images = (config.tile_images,) if config.tile_images else range(most, 0, -step)

@@ -38,14 +38,9 @@ from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
 class GemmEpilogue:
     """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
 
-    Attributes:
-        accumulators: tensor-memory view ``[.., accumulator * mma_tiles + mma_tile]`` of this CTA's 128 rows of
-            each MMA tile.
-        staging: this warp's store buffers of 32 rows x 128 bytes.
-        bias: values by column, or None.
-        place: of this CTA in its cluster.
-        warp: hardware warp id, whose remainder by 4 is the quarter of the tensor-memory lanes that it may reach.
-        addends: what is multiplied and added besides the bias.
+    ``accumulators``: tensor-memory view ``[.., accumulator * mma_tiles + mma_tile]`` of this CTA's 128 rows of each MMA
+    tile; ``staging``: this warp's store buffers of 32 rows x 128 bytes; ``warp``: hardware warp id, whose remainder by
+    4 is the quarter of the tensor-memory lanes that it may reach.
     """
 
     plan: Sm100GemmPlan

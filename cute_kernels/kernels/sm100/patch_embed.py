@@ -20,18 +20,7 @@ from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.host import RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
 from cute_kernels.kernels.pipes import NO_STAMPS, Stamps, make_stamps, stamp_waits, this_cluster
-from cute_kernels.kernels.sm100.cta_pair import (
-    ClusterPlace,
-    Mma,
-    Sm100Pipe,
-    cta_group,
-    end,
-    enter,
-    make_mma,
-    release_accumulator,
-    tensor_memory,
-    tmem_loads,
-)
+from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
 from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES, Sm100PatchEmbedPlan
@@ -395,7 +384,7 @@ class Sm100PatchEmbedEpilogue:
     output: Output
     table: TableReader
     scales: ScaleReader
-    accumulator: Sm100Pipe
+    accumulator: cta_pair.Sm100Pipe
     order: SnakeOrder
     rows: TileRows
 
@@ -422,7 +411,7 @@ class Sm100PatchEmbedEpilogue:
         quarter = self.lane_quarter(warp)
 
         thread = quarter * LANES + lane
-        tmem_load, source, fragment_shape = tmem_loads(self.accumulators, plan.cta_m, width, thread)
+        tmem_load, source, fragment_shape = cta_pair.tmem_loads(self.accumulators, plan.cta_m, width, thread)
         stores = self.output.of_warp(columns, offset, lane)
 
         state = self.accumulator.consumer_state()
@@ -458,7 +447,7 @@ class Sm100PatchEmbedEpilogue:
                     fragments.append(fragment)
                 cute.arch.fence_view_async_tmem_load()
                 if cutlass.const_expr(config.early_release and column + step == columns):
-                    release_accumulator(self.accumulator, state)
+                    cta_pair.release_accumulator(self.accumulator, state)
                 for i in cutlass.range_constexpr(config.tmem_loads):
                     self.accumulator.stamps.mark(Phase.MATH)
                     begin = column + i * width
@@ -468,7 +457,7 @@ class Sm100PatchEmbedEpilogue:
                     stores.write(values, begin, rows, first)
             stores.finish_tile(rows, first)
             if cutlass.const_expr(not config.early_release):
-                release_accumulator(self.accumulator, state)
+                cta_pair.release_accumulator(self.accumulator, state)
             state.advance()
         stores.finish()
 
@@ -518,12 +507,12 @@ class Sm100PatchEmbedKernel(RowsHost):
 
     def arguments(self, operands: RowsOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands
-        tiled_mma = make_mma(self.element, self.weight_element, (plan.tile_m, plan.tile_n), cta_group(plan))
-        tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
+        group, tile_mnk = cta_pair.cta_group(plan), (plan.tile_m, plan.tile_n, plan.tile_k)
+        tiled_mma = cta_pair.make_mma(self.element, self.weight_element, tile_mnk[:2], group)
         x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, config.stages)
         weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, config.stages)
         cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
-        group, box = cta_group(plan), self._x_box()
+        box = self._x_box()
         block = cute.slice_(weight_layout, (None, None, None, 0))
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
             tma.load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
@@ -564,7 +553,7 @@ class Sm100PatchEmbedKernel(RowsHost):
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
         copies = (args.x, args.weight, args.out)
-        frame = enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, tma.Tma)))
+        frame = cta_pair.enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, tma.Tma)))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         x_stages, weight_stages, staging = frame.regions
 
@@ -573,7 +562,7 @@ class Sm100PatchEmbedKernel(RowsHost):
         order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, *this_cluster(plan), plan.config.snake)
         x_tensor = tma.shared_tensor(x_stages, args.x_layout, self.element)
         weight_tensor = tma.shared_tensor(weight_stages, args.weight_layout, self.weight_element)
-        accumulators = tensor_memory(
+        accumulators = cta_pair.tensor_memory(
             args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, frame.tmem_address, self.accumulator
         )
 
@@ -581,7 +570,7 @@ class Sm100PatchEmbedKernel(RowsHost):
             self._load(args, (x_stages, weight_tensor), pipes["operands"], order, rows, place).run()
         elif warp == plan.mma_warp:
             if place.leads:
-                Mma(
+                cta_pair.Mma(
                     tiled_mma=args.tiled_mma,
                     row_fragments=args.tiled_mma.make_fragment_A(x_tensor),
                     column_fragments=args.tiled_mma.make_fragment_B(weight_tensor),
@@ -595,11 +584,11 @@ class Sm100PatchEmbedKernel(RowsHost):
             self._epilogue(args, accumulators, staging, pipes["accumulator"], order, rows).run(warp)
 
         stamps.finish()
-        end(plan, warp, accumulators)
+        cta_pair.end(plan, warp, accumulators)
 
     def _load(
-        self, args: DeviceArguments, memory: tuple[cute.Pointer, cute.Tensor], pipe: Sm100Pipe, order: SnakeOrder,
-        rows: TileRows, place: ClusterPlace
+        self, args: DeviceArguments, memory: tuple[cute.Pointer, cute.Tensor], pipe: cta_pair.Sm100Pipe,
+        order: SnakeOrder, rows: TileRows, place: cta_pair.ClusterPlace
     ) -> Load:
         plan = self.plan
         boxes = cute.local_tile(args.x.view, self._x_box(), (None, None, None))
@@ -612,7 +601,7 @@ class Sm100PatchEmbedKernel(RowsHost):
         return Load(x, columns, pipe, order, args.k_blocks, place.leads)
 
     def _epilogue(
-        self, args: DeviceArguments, accumulators: cute.Tensor, staging: cute.Pointer, pipe: Sm100Pipe,
+        self, args: DeviceArguments, accumulators: cute.Tensor, staging: cute.Pointer, pipe: cta_pair.Sm100Pipe,
         order: SnakeOrder, rows: TileRows
     ) -> Sm100PatchEmbedEpilogue:
         plan = self.plan

@@ -81,14 +81,10 @@ BLOCKS = LANES // BLOCK_FEATURES
 class Sm100ImagesEpilogue(TransposedEpilogue):
     """Epilogue of patches of images, stored to ``[box, tile of a grid row, block of features, image tile, grid row]``.
 
-    Integer sums by the contract ``int8`` of the reference; FP32 sums get the table by one addition, and
-    are rounded.
-
-    Attributes:
-        table: ``[4, 32, period, padded features / 16, position tiles]`` view of the table, or None: see
-            `StripsPlan.table_shape`.
-        scales: of the four features of a thread, ``lane / 4 + 8 i``; None of FP32 sums.
-        row_tiles: tiles along a grid row.
+    Integer sums by the contract ``int8`` of the reference; FP32 sums, which have no scales, get the table by one
+    addition, and are rounded. ``table``: view of `StripsPlan.table_shape`, ``[4, 32, period, padded features / 16,
+    position tiles]``; ``scales``: of the four features of a thread, ``lane / 4 + 8 i``; ``row_tiles``: tiles along a
+    grid row.
     """
 
     plan: Sm100ImagesPlan
@@ -193,14 +189,14 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
 
     def staging_layout(self) -> cute.ComposedLayout:
         """Patches follow each other, image after image, as those of a tile do."""
-        plan, row = self.plan, LANES
-        return transposed_layout(self.out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
+        plan = self.plan
+        return transposed_layout(self.out_box, (LANES, 1, LANES * plan.tile_patches, LANES * plan.columns))
 
     def epilogue(self, args: StripsArguments, drain: TransposedEpilogue) -> Sm100ImagesEpilogue:
-        features, scales = LANES, None
+        scales = None
         if cutlass.const_expr(args.scale is not None):
-            first = drain.feature_block * features + drain.staging.lane // 4
-            scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(features // 8))
+            first = drain.feature_block * LANES + drain.staging.lane // 4
+            scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(MATRICES))
         return Sm100ImagesEpilogue(**vars(drain), table=args.table, scales=scales, row_tiles=args.row_tiles)
 
 

@@ -23,15 +23,7 @@ from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import WeightLoad, tma_operand
 from cute_kernels.kernels.pipes import Pipe, make_stamps, stamp_waits, this_cluster
-from cute_kernels.kernels.sm100.cta_pair import (
-    ClusterPlace,
-    Sm100Pipe,
-    cta_group,
-    end,
-    enter,
-    make_mma,
-    release_accumulator,
-)
+from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import (
     MMA_STEPS,
@@ -62,7 +54,8 @@ def transposed_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
     """The instruction of an MMA tile."""
     source = tcgen05.OperandSource.TMEM if plan.config.weight == "tmem" else tcgen05.OperandSource.SMEM
     shape = (plan.lanes * plan.cta_group, columns)
-    return make_mma(_weight_type(plan), ELEMENT_TYPES[plan.problem.in_dtype], shape, cta_group(plan), source)
+    group, x = cta_pair.cta_group(plan), ELEMENT_TYPES[plan.problem.in_dtype]
+    return cta_pair.make_mma(_weight_type(plan), x, shape, group, source)
 
 
 def mma_accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cute.Tensor, ...]:
@@ -86,7 +79,7 @@ _FILL_COLUMNS = 32
 @cute.jit
 def fill_tensor_memory(
     plan: cutlass.Constexpr[Sm100TransposedPlan], weight: cute.Tensor, tmem: cute.Pointer, n_tile: Int32, thread: Int32,
-    pipe: Sm100Pipe
+    pipe: cta_pair.Sm100Pipe
 ) -> None:
     """Epilogue warp: writes the weight of its features, K-major, four bytes to a column; and says so.
 
@@ -160,7 +153,7 @@ def smem_tma(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, weight: cute.T
     block = cute.slice_(smem_layout(plan, tiled_mma), (None, None, None, 0))
     cluster_vmnk = cute.tiled_divide(cute.make_layout(plan.cluster), (tiled_mma.thr_id,))
     tma = cute.nvgpu.make_tiled_tma_atom_A(
-        load_operation(1, cta_group(plan)), weight, block, _tile(plan), tiled_mma, cluster_vmnk.shape
+        load_operation(1, cta_pair.cta_group(plan)), weight, block, _tile(plan), tiled_mma, cluster_vmnk.shape
     )
     return Tma(*tma)
 
@@ -174,7 +167,8 @@ def _weight_type(plan: Sm100TransposedPlan) -> type:
 
 
 def weight_load(
-    plan: Sm100TransposedPlan, tma: Tma, stages: cute.Pointer, pipe: Sm100Pipe, group: Int32, place: ClusterPlace
+    plan: Sm100TransposedPlan, tma: Tma, stages: cute.Pointer, pipe: cta_pair.Sm100Pipe, group: Int32,
+    place: cta_pair.ClusterPlace
 ) -> WeightLoad:
     """The load of this CTA's part of the weight into ``stages``, by the copy of `smem_tma`; ``group``: of features."""
     tiled_mma = transposed_mma(plan, plan.mma_spans[0][1])
@@ -219,9 +213,9 @@ class Mma:
     rows: RowsOperand
     weight: cute.Pointer
     accumulators: tuple[cute.Tensor, ...]
-    operands: Sm100Pipe
-    accumulator: Sm100Pipe
-    weight_ready: Sm100Pipe
+    operands: cta_pair.Sm100Pipe
+    accumulator: cta_pair.Sm100Pipe
+    weight_ready: cta_pair.Sm100Pipe
     order: PositionOrder | ImageOrder
 
     @cute.jit
@@ -287,7 +281,7 @@ class TransposedKernel:
         """The tiles of a cluster."""
         raise NotImplementedError
 
-    def load(self, args: Any, stages: cute.Pointer, pipe: Pipe, order: Any, place: ClusterPlace) -> Any:
+    def load(self, args: Any, stages: cute.Pointer, pipe: Pipe, order: Any, place: cta_pair.ClusterPlace) -> Any:
         """The role of the load warp, beside that for a weight in shared memory."""
         raise NotImplementedError
 
@@ -321,7 +315,7 @@ class TransposedKernel:
     @cute.jit
     def run(self, args: WeightArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
-        frame = enter(plan, self.graph, self.atoms(args))
+        frame = cta_pair.enter(plan, self.graph, self.atoms(args))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         weight, stages, staging = frame.regions
 
@@ -359,27 +353,23 @@ class TransposedKernel:
             self.epilogue(args, drain).run()
 
         stamps.finish()
-        end(plan, warp, accumulators[0])
+        cta_pair.end(plan, warp, accumulators[0])
 
 
-# --- a warp's staging buffer: its 32 or 16 features x the rows of a tile, transposed on their way to TMA -------------
+# --- a warp's staging buffer: its 32 features x the rows of a tile, transposed on their way to TMA -------------------
 
-_MATRIX_FEATURES = 8
-"""Features of a matrix of stmatrix, 16 bytes of a row."""
-
-_BANK_BYTES = 128
-"""After which a swizzle XORs differently: the banks of shared memory."""
+MATRICES = LANES // 8
+"""Blocks of 8 features in the lanes of a warp: a thread has one feature of each, ``lane / 4 + 8 i``."""
 
 
-def transposed_layout(box: tuple[int, ...], strides: tuple[int, ...], features: int = LANES) -> cute.ComposedLayout:
-    """A box of rows of 32 elements of 16 bits, SWIZZLE_64B, or of 16, SWIZZLE_32B."""
-    bits = (features // _MATRIX_FEATURES).bit_length() - 1
-    return swizzled(cute.make_layout(box, stride=strides), bits)
+def transposed_layout(box: tuple[int, ...], strides: tuple[int, ...]) -> cute.ComposedLayout:
+    """A box of rows of 32 elements of 16 bits, SWIZZLE_64B."""
+    return swizzled(cute.make_layout(box, stride=strides), 2)
 
 
 @dataclass(frozen=True)
 class TransposedStaging(StagingBuffer):
-    """The buffer of a warp, of rows of 32 or 16 features, which begins on 512 bytes, the period of SWIZZLE_64B.
+    """The buffer of a warp, of rows of 32 features, which begins on 512 bytes, the period of SWIZZLE_64B.
 
     A thread holds features ``lane / 4 + 8 i``, and of every 8 rows two neighbouring ones (PTX ISA, tcgen05.ld
     .16x256b). stmatrix with ``.trans`` turns that into rows of features.
@@ -387,22 +377,18 @@ class TransposedStaging(StagingBuffer):
 
     lane: Int32
     dtype: type
-    features: int
 
     def addresses(self) -> tuple[cute.CopyAtom, cute.Pointer]:
         """stmatrix, and where this lane's row of the first 8 rows is.
 
         Lanes 8 i to 8 i + 7 give the row addresses of matrix i: features 8 i to 8 i + 7 of 8 rows. SWIZZLE_64B XORs
-        address bits 4-5 with bits 7-8, which are ``row / 2 % 4`` as a buffer begins on 512 bytes; SWIZZLE_32B bit 4
-        with bit 7, ``row / 4 % 2``. Of two matrices the other lanes' addresses are not read.
+        address bits 4-5 with bits 7-8, which are ``row / 2 % 4`` as a buffer begins on 512 bytes.
         """
-        matrices, row_bytes = self.features // _MATRIX_FEATURES, 2 * self.features
         row, chunk = self.lane % 8, self.lane // 8
-        chunk = chunk if self.features == LANES else chunk % matrices
-        place = chunk ^ row // (_BANK_BYTES // row_bytes) % matrices
-        offset = cute.assume(row * row_bytes + place * VECTOR_BYTES, divby=VECTOR_BYTES)
+        place = chunk ^ row // 2 % MATRICES
+        offset = cute.assume(row * (2 * LANES) + place * VECTOR_BYTES, divby=VECTOR_BYTES)
         first = cute.recast_ptr(self.buffer + offset, dtype=self.dtype)
-        return cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=matrices), self.dtype), first
+        return cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=MATRICES), self.dtype), first
 
     @cute.jit
     def acquire(self) -> None:
@@ -413,8 +399,8 @@ class TransposedStaging(StagingBuffer):
     def write(self, addresses: tuple[cute.CopyAtom, cute.Pointer], values: cute.Tensor, row: int) -> None:
         """Writes a thread's values of 8 rows, two of each of its features, from ``row`` on."""
         atom, first = addresses
-        layout = cute.make_layout((2 * self.features // _MATRIX_FEATURES, 1))
-        rows = cute.make_tensor(first + row * self.features, layout)
+        layout = cute.make_layout((2 * MATRICES, 1))
+        rows = cute.make_tensor(first + row * LANES, layout)
         cute.copy(atom, cute.make_tensor(values.iterator, layout), rows)
 
     @cute.jit
@@ -433,33 +419,25 @@ def transposed_staging(
     dtype = ELEMENT_TYPES[plan.problem.out_dtype]
     buffer = storage + cute.assume(quarter * plan.staging_bytes, divby=512)
     own = staging_buffer(buffer, layout, dtype, out, box)
-    return TransposedStaging(**vars(own), lane=cute.arch.lane_idx(), dtype=dtype, features=LANES)
+    return TransposedStaging(**vars(own), lane=cute.arch.lane_idx(), dtype=dtype)
 
 
 # --- epilogue warps: the loop that drains accumulators of 32 features each, MMA tile by MMA tile ---------------------
 
-MATRICES = LANES // 8
-"""Blocks of 8 features in the lanes of a warp: a thread has one feature of each, ``lane / 4 + 8 i``."""
-
 
 @dataclass(frozen=True)
 class TransposedEpilogue:
-    """Drains accumulators, one warp at a time, 32 features each, or both sums of 16.
+    """Drains accumulators, one warp at a time, 32 features each: this warp's block of them. A subclass says what
+    becomes of the sums.
 
-    A subclass says what becomes of the sums.
-
-    Attributes:
-        accumulators: of each MMA tile, tensor-memory view ``[.., accumulator]`` of this CTA's 128 lanes.
-        staging: this warp's buffer.
-        accumulator: pipe of the accumulators.
-        feature_block: this warp's block of 32 or 16 features.
-        quarter: of the lanes of tensor memory, all that this warp may reach.
+    ``accumulators``: of each MMA tile, tensor-memory view ``[.., accumulator]`` of this CTA's 128 lanes; ``quarter``:
+    of the lanes, all that this warp may reach.
     """
 
     plan: Sm100TransposedPlan
     accumulators: tuple[cute.Tensor, ...]
     staging: TransposedStaging
-    accumulator: Sm100Pipe
+    accumulator: cta_pair.Sm100Pipe
     order: PositionOrder | ImageOrder
     feature_block: Int32
     quarter: Int32
@@ -522,7 +500,7 @@ class TransposedEpilogue:
                     cute.arch.fence_view_async_tmem_load()
                     self.accumulator.stamps.mark(Phase.MATH)
                     if cutlass.const_expr((chunk + 1) * width == columns):
-                        release_accumulator(self.accumulator, state, mma_tile)
+                        cta_pair.release_accumulator(self.accumulator, state, mma_tile)
                     # (2 columns, +8 lanes, groups of 8 columns, +16 lanes)
                     layout = cute.make_layout((2, 2, width // CORE_COLUMNS, 2))
                     sums = cute.make_tensor(fragment.iterator, layout)

@@ -15,14 +15,14 @@ from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
 from cute_kernels.kernels.sm80 import epilogue
 from cute_kernels.kernels.sm80.instructions import any_of_cta, count_arrival
 from cute_kernels.kernels.sm80.load import Load, rows_load
-from cute_kernels.kernels.sm80.mainloop import Warp
+from cute_kernels.kernels.sm80.mainloop import Tiles, Warp
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.plan.base import ITEMSIZE
 from cute_kernels.plan.gemm_sm80 import Sm80GemmPlan
 
 
 @dataclass(frozen=True)
-class GemmTiles:
+class GemmTiles(Tiles):
     """Tiles of all batches, in groups of rows of tiles; sizes and operands of a launch."""
 
     plan: cutlass.Constexpr[Sm80GemmPlan]
@@ -74,9 +74,6 @@ class GemmTiles:
         """First row and column, batch. Slices of a tile follow each other, so that they arrive together."""
         m_tile, n_tile, batch = self.order.coordinates(tile // self.plan.config.split_k)
         return m_tile * self.plan.config.tile_m, n_tile * self.plan.config.tile_n, batch
-
-    def begin(self, tile: Int32) -> None:
-        """Nothing: what is added is loaded where it is."""
 
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:

@@ -55,6 +55,7 @@ class Load(Protocol):
 
     def roundings(self, stage: Int32, exists: Int32) -> list[Chore]:
         """Roundings of what this thread has copied there, once its copies are complete."""
+        return []
 
 
 def key_of_row(row: Int32 | int, chunks: int) -> Int32 | int:

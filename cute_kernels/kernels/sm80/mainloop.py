@@ -112,6 +112,22 @@ class Tiles(Protocol):
         """Finishes and stores this lane's accumulators: ``[4 numbers, blocks of 8 columns, blocks of 16 rows]``."""
 
 
+class FeatureTiles(Tiles):
+    """Tiles of which those of neighbouring features follow each other; ``n`` features."""
+
+    plan: Sm80Plan
+    n: Int32
+
+    @property
+    def n_tiles(self) -> Int32:
+        return cute.ceil_div(self.n, self.plan.config.tile_n)
+
+    def _place(self, tile: Int32) -> tuple[Int32, Int32]:
+        """First row and column of the product."""
+        c = self.plan.config
+        return tile // self.n_tiles * c.tile_m, tile % self.n_tiles * c.tile_n
+
+
 @dataclass(frozen=True)
 class MainLoop:
     """Multiplies tiles one after the other, and copies the first blocks of the next one under the end of each."""

@@ -13,28 +13,17 @@ from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round, scales_of
 from cute_kernels.kernels.host import Host, Operands
-from cute_kernels.kernels.sm80.epilogue import (
-    ROWS_AHEAD,
-    lane_blocks,
-    lane_column,
-    lane_row,
-    lane_rows,
-    lane_sums,
-    launch,
-    load_vector,
-    run,
-    store_vector,
-)
+from cute_kernels.kernels.sm80 import epilogue
 from cute_kernels.kernels.sm80.load import Load, rows_load
-from cute_kernels.kernels.sm80.mainloop import Warp
+from cute_kernels.kernels.sm80.mainloop import FeatureTiles, Warp
 from cute_kernels.kernels.tiles import TableRows, index_view
 from cute_kernels.plan.base import ITEMSIZE
 from cute_kernels.plan.patch_embed_sm80 import Sm80PatchEmbedPlan
 
 
 @dataclass(frozen=True)
-class RowsTiles:
-    """Tiles of which those of neighbouring features follow each other; sizes and operands of a launch."""
+class RowsTiles(FeatureTiles):
+    """Tiles of rows; sizes and operands of a launch."""
 
     plan: cutlass.Constexpr[Sm80PatchEmbedPlan]
     x: cute.Pointer
@@ -51,10 +40,6 @@ class RowsTiles:
     def k_bytes(self) -> Int32:
         return self.k * ITEMSIZE[self.plan.multiplied]
 
-    @property
-    def n_tiles(self) -> Int32:
-        return cute.ceil_div(self.n, self.plan.config.tile_n)
-
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Rows of ``x`` and of the weight."""
         row, column = self._place(tile)
@@ -63,43 +48,35 @@ class RowsTiles:
             rows_load(self.plan, self.weight, column, self.n, self.k_bytes, of_b=True),
         )
 
-    def _place(self, tile: Int32) -> tuple[Int32, Int32]:
-        """First row and column."""
-        c = self.plan.config
-        return tile // self.n_tiles * c.tile_m, tile % self.n_tiles * c.tile_n
-
-    def begin(self, tile: Int32) -> None:
-        """Nothing: what is added is loaded where it is."""
-
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Scales, adds the table, rounds and stores."""
         plan, m, n = self.plan, self.m, self.n
         row, column = self._place(tile)
-        epilogue, adds_bf16 = plan.config.epilogue, plan.arch.compute_capability >= (9, 0)
-        eights = lane_rows(plan)
-        for block in cutlass.range_constexpr(len(lane_blocks(plan))):
-            n_at = column + lane_column(warp, block)
+        contract, adds_bf16 = plan.config.epilogue, plan.arch.compute_capability >= (9, 0)
+        eights = epilogue.lane_rows(plan)
+        for block in cutlass.range_constexpr(len(epilogue.lane_blocks(plan))):
+            n_at = column + epilogue.lane_column(warp, block)
             if n_at < n:
                 features = self._features(n_at)
-                for begin in cutlass.range_constexpr(0, len(eights), ROWS_AHEAD):
-                    several = eights[begin : begin + ROWS_AHEAD]
-                    places = [row + lane_row(warp, eighth) for eighth in several]
+                for begin in cutlass.range_constexpr(0, len(eights), epilogue.ROWS_AHEAD):
+                    several = eights[begin : begin + epilogue.ROWS_AHEAD]
+                    places = [row + epilogue.lane_row(warp, eighth) for eighth in several]
                     inside = [cutlass.min(m_at, m - 1) for m_at in places]
                     addends = [self._addend(m_at, n_at) for m_at in inside]
                     factors = [self._scale(features, m_at) for m_at in inside]
                     for i in cutlass.range_constexpr(len(several)):
-                        values = lane_sums(sums, plan, block, several[i])
-                        rounded = scale_add_round(values, addends[i], factors[i], epilogue, False, adds_bf16)
+                        values = epilogue.lane_sums(sums, plan, block, several[i])
+                        rounded = scale_add_round(values, addends[i], factors[i], contract, False, adds_bf16)
                         if places[i] < m:
-                            store_vector(self.out, Int64(places[i]) * Int64(n) + Int64(n_at), rounded)
+                            epilogue.store_vector(self.out, Int64(places[i]) * Int64(n) + Int64(n_at), rounded)
 
     def _addend(self, m_at: Int32, n_at: Int32) -> cute.Tensor | None:
         """Bias and position that are added to a lane's columns of a row."""
         if self.table is None:
             return None
         entry = Float32 if self.plan.config.epilogue == "f32" else BFloat16
-        return load_vector(self.table, self.positions.of(m_at) * self.n + n_at, self.plan.lane_columns, entry)
+        return epilogue.load_vector(self.table, self.positions.of(m_at) * self.n + n_at, self.plan.lane_columns, entry)
 
     def _features(self, n_at: Int32) -> list[Float32] | None:
         """Factors of a lane's columns, with the call's number unless rows have it."""
@@ -107,7 +84,7 @@ class RowsTiles:
         if scales.features is None:
             return None
         wide = self.plan.lane_columns
-        loaded = load_vector(scales.features.iterator, n_at, wide, Float32)
+        loaded = epilogue.load_vector(scales.features.iterator, n_at, wide, Float32)
         factors = [loaded[e] for e in range(wide)]
         return factors if scales.call is None else [ptx.mul_rn_f32(factor, scales.call) for factor in factors]
 
@@ -144,14 +121,14 @@ class Sm80PatchEmbedKernel(Host):
             n=o.n,
             k=o.k,
         )
-        launch(self.kernel(tiles), self.plan, o.clusters, stream)
+        epilogue.launch(self.kernel(tiles), self.plan, o.clusters, stream)
 
     @cute.kernel
     def kernel(self, tiles: RowsTiles) -> None:
         c = self.plan.config
         m_tiles, n_tiles, k_bytes = cute.ceil_div(tiles.m, c.tile_m), tiles.n_tiles, tiles.k_bytes
         tiles = replace(tiles, scales=tiles.scales.loaded())
-        run(self.plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
+        epilogue.run(self.plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
 
 
 compiling.name_kernel(Sm80PatchEmbedKernel.kernel, "patch_embed_sm80")

@@ -16,14 +16,14 @@ from cute_kernels.kernels.host import ELEMENT_TYPES, Host, Operands
 from cute_kernels.kernels.sm80 import epilogue
 from cute_kernels.kernels.sm80.instructions import cp_async_16
 from cute_kernels.kernels.sm80.load import Load, rows_load, shared_base, team_thread
-from cute_kernels.kernels.sm80.mainloop import Warp
+from cute_kernels.kernels.sm80.mainloop import FeatureTiles, Warp
 from cute_kernels.kernels.sm80.patch_load import Grid, grid_of, patch_load
 from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 
 
 @dataclass(frozen=True)
-class ImagesTiles:
-    """Tiles of which those of neighbouring features follow each other; sizes and operands of a launch."""
+class ImagesTiles(FeatureTiles):
+    """Tiles of patches; sizes and operands of a launch."""
 
     plan: cutlass.Constexpr[Sm80ImagesPlan]
     images: cute.Pointer
@@ -34,10 +34,6 @@ class ImagesTiles:
     grid: Grid
     n: Int32
 
-    @property
-    def n_tiles(self) -> Int32:
-        return cute.ceil_div(self.n, self.plan.config.tile_n)
-
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Patches, and rows of the weight."""
         row, column = self._place(tile)
@@ -46,11 +42,6 @@ class ImagesTiles:
             patch_load(self.plan, self.images, row, self.grid),
             rows_load(self.plan, self.weight, column, self.n, k_bytes, of_b=True),
         )
-
-    def _place(self, tile: Int32) -> tuple[Int32, Int32]:
-        """First row and column of the product."""
-        c = self.plan.config
-        return tile // self.n_tiles * c.tile_m, tile % self.n_tiles * c.tile_n
 
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:

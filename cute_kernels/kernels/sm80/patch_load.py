@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from cute_kernels.kernels.sm80.instructions import cp_async_16
-from cute_kernels.kernels.sm80.load import Chore, key_of_row, team_thread
+from cute_kernels.kernels.sm80.load import Chore, Load, key_of_row, team_thread
 from cute_kernels.plan.base import ITEMSIZE
 from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 
@@ -39,7 +39,7 @@ def grid_of(batch: Int32, height: Int32, width: Int32, patch: int) -> Grid:
 
 
 @dataclass(frozen=True)
-class PatchLoad:
+class PatchLoad(Load):
     """Copies the rows of this thread's patches, or its piece of them.
 
     Attributes:
@@ -69,10 +69,6 @@ class PatchLoad:
             for source, (base, cell) in zip(self.sources, self.targets, strict=True)
             for row in range(plan.patch_rows // plan.parts)
         ]
-
-    def roundings(self, stage: Int32, exists: Int32) -> list[Chore]:
-        """Chores that round pixels: none, they are multiplied as they are."""
-        return []
 
 
 def patch_load(plan: Sm80ImagesPlan, images: cute.Pointer, first: Int32, grid: Grid) -> PatchLoad:
