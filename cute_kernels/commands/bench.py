@@ -28,13 +28,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the table and writes the picture.
-
-    Raises:
-        MissingExtra: what draws, or has the default photographs, is not installed.
-        ModuleNotFoundError: the model's library is not installed.
-        ValueError: a model without a patch embedding that this package replaces, or without a processor.
-    """
+    """Prints the table and writes the picture. Raises MissingExtra: what draws, or has the default photographs, is not
+    installed; ModuleNotFoundError: the model's library is not; ValueError: a model without a patch embedding that
+    this package replaces, or without a processor."""
     extras.require("demo", "the command bench", ("matplotlib", "PIL", "numpy") if options.images else None)
     import cute_kernels.explore.model_bench as model_bench  # torch
 

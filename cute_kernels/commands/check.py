@@ -92,13 +92,8 @@ def seeds(text: str) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Runs the program and its launches; returns the exit status, see `EXIT_STATUSES`.
-
-    Raises:
-        SystemExit: the program's own.
-        OSError: no such program.
-        ValueError: the program launches nothing.
-    """
+    """Runs the program and its launches; returns the exit status, see `EXIT_STATUSES`. Raises SystemExit: the program's
+    own; OSError: no such program; ValueError: the program launches nothing."""
     return reporting(options, "check", _check)
 
 

@@ -55,16 +55,9 @@ def add_program_command(
     description: str,
     statuses: str,
 ) -> argparse.ArgumentParser:
-    """Adds a subcommand that runs a program; the parsers of ``commands`` are `CommandParser`s.
-
-    Args:
-        run: does it, and returns the exit status.
-        help, description: as for argparse; how options and the program are told apart is added.
-        statuses: of `exit_statuses`.
-
-    Returns:
-        The parser with all that such commands have in common.
-    """
+    """Adds a subcommand that runs a program, and returns its parser with all that such commands have in common; the
+    parsers of ``commands`` are `CommandParser`s. How options and the program are told apart is added to the
+    description; ``statuses``: of `exit_statuses`."""
     parser = commands.add_parser(
         name,
         runs_program=True,

@@ -100,16 +100,9 @@ def arch_of(options: argparse.Namespace, name: str) -> str:
 
 
 def config_of(options: argparse.Namespace, name: str, problem: Any) -> Any:
-    """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
-
-    Args:
-        options: with `add_kernel`.
-        name: of the operation.
-        problem: what it is to compute.
-
-    Raises:
-        ValueError: as `kernel_of`; a setting that is no FIELD=VALUE, a value of another type, or a field set twice.
-    """
+    """The configuration of ``--arch`` and ``--set`` for a problem of this operation; None, for the plan's choice,
+    without ``--set``. Raises ValueError: as `kernel_of`; a setting that is no FIELD=VALUE, a value of another type,
+    or a field set twice."""
     if not options.settings:
         return None
     kind = kernel_of(options, name, problem, options.settings).config

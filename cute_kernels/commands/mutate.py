@@ -83,13 +83,9 @@ def percentage(text: str) -> float:
 
 
 def mutate(options: argparse.Namespace) -> int:
-    """Runs the program and mutants of its kernels; returns the exit status, see `EXIT_STATUSES`.
-
-    Raises:
-        SystemExit: the program's own.
-        OSError: no such program, or a file that cannot be written.
-        ValueError: no kernel of that name, or no mutant of that key.
-    """
+    """Runs the program and mutants of its kernels; returns the exit status, see `EXIT_STATUSES`. Raises SystemExit: the
+    program's own; OSError: no such program, or a file that cannot be written; ValueError: no kernel of that name, or
+    no mutant of that key."""
     if options.output is not None:
         files.check_output(options.output)
     return check.reporting(options, "mutate", _mutate)

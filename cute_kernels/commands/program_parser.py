@@ -8,12 +8,9 @@ from collections.abc import Sequence
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser of a command.
-
-    Args:
-        runs_program: the first positional argument is a program, and what follows it is the program's own, whatever it
-            looks like: it goes to ``arguments`` of the result. (argparse would complete, and claim, options in it.)
-    """
+    """Parser of a command. With ``runs_program`` the first positional argument is a program, and what follows it is the
+    program's own, whatever it looks like: it goes to ``arguments`` of the result. (argparse would complete, and
+    claim, options in it.)"""
 
     def __init__(self, *arguments: object, runs_program: bool = False, **keywords: object) -> None:
         super().__init__(*arguments, **keywords)

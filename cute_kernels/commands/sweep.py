@@ -161,13 +161,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_explore(options: argparse.Namespace) -> int:
-    """Writes the page, or writes the notebook and opens it.
-
-    Raises:
-        MissingExtra: JupyterLab, or what the page needs, is not installed.
-        ValueError: tunables that the kernel does not have, or none to vary; another suffix than .ipynb and .html.
-        FileExistsError: the notebook is there already.
-    """
+    """Writes the page, or writes the notebook and opens it. Raises MissingExtra: JupyterLab, or what the page needs, is
+    not installed; ValueError: tunables that the kernel does not have, or none to vary; another suffix than .ipynb
+    and .html; FileExistsError: the notebook is there already."""
     extras.require("demo", "the command explore")
     import cute_kernels.explore.notebook as notebook  # torch and the emulator
 

@@ -31,13 +31,8 @@ def check(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace, records: Sequence[Mapping[str, Any]], lines: Sequence[str]) -> None:
-    """Writes the records as the options of `add_formats` say, and prints the lines unless records are printed.
-
-    Args:
-        options: of the command.
-        records: all with the names of the first.
-        lines: for people.
-    """
+    """Writes the records, all with the names of the first, as the options of `add_formats` say, and prints the lines
+    unless records are printed."""
     found = _files(options)
     if PRINTED not in found.values():
         print("\n".join(lines))

@@ -110,11 +110,7 @@ _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
 
 
 def check_arch(arch: object) -> str:
-    """An architecture that a user names.
-
-    Raises:
-        ValueError: there is no such chip in `CHIPS`.
-    """
+    """An architecture that a user names. Raises ValueError: there is no such chip in `CHIPS`."""
     if arch not in CHIPS:
         raise ValueError(f"arch = {arch!r}: must be one of {', '.join(CHIPS)}")
     return arch
@@ -131,13 +127,10 @@ def chip_of(target: str) -> Chip:
 
 
 def runs(target: str, chip: str) -> bool:
-    """Whether a chip executes PTX of a target (PTX ISA, ".target"); its own suffix does not matter.
+    """Whether a chip executes PTX of a target, e.g. ``"sm_100a"`` (PTX ISA, ".target"); its own suffix does not matter.
 
     PTX of a target without a suffix runs on this chip and all later ones, with "f" on this and later ones of the same
     family, which is the major version, with "a" on this chip alone.
-
-    Args:
-        target, chip: e.g. ``"sm_90"``, ``"sm_100a"``.
     """
     wanted = _TARGET.fullmatch(target)
     if wanted is None:

@@ -122,15 +122,10 @@ class Workers:
 
     def each(self, function: Callable[..., Result], items: Iterable[tuple]) -> Iterator[Result]:
         """``function(state, *item)`` of each item, in the order of the items, which are drawn as they are needed.
+        Function and items have to be picklable; what the function raises comes out here.
 
-        A caller that stops early leaves tasks that have not begun undone.
-
-        Args:
-            function: of a module; what it raises comes out here.
-            items: picklable.
-
-        Raises:
-            WorkerLost: a pool of processes broke several times without a result in between.
+        A caller that stops early leaves tasks that have not begun undone. Raises WorkerLost: a pool of processes broke
+        several times without a result in between.
         """
         if self._here:
             if self._state is None:
@@ -232,17 +227,11 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def connect(address: str) -> Iterator[Executor]:
-    """The workers of a cluster that is running, as an executor.
+    """The workers of a cluster that is running, as an executor. Its machines need this package, of the same version.
+    Both clusters run the tasks of a lost worker again.
 
-    Its machines need this package, of the same version. Both clusters run the tasks of a lost worker again.
-
-    Args:
-        address: ``dask://HOST:PORT`` of a Dask scheduler, or ``ray://HOST:PORT`` of a Ray cluster's client server.
-
-    Raises:
-        ValueError: no such address.
-        MissingExtra: the cluster's client is not installed.
-        OSError: nobody answers.
+    ``address``: ``dask://HOST:PORT`` of a Dask scheduler, or ``ray://HOST:PORT`` of a Ray cluster's client server.
+    Raises ValueError: no such address; MissingExtra: the cluster's client is not installed; OSError: nobody answers.
     """
     scheme, place = check_address(address)
     with _dask(place) if scheme == "dask" else _ray(address) as executor:

@@ -35,16 +35,8 @@ def missing(extra: str, modules: Iterable[str] | None = None) -> list[str]:
 
 
 def require(extra: str, user: str, modules: Iterable[str] | None = None) -> None:
-    """Checks that an extra is installed, without importing it.
-
-    Args:
-        extra: a key of `EXTRAS`.
-        user: what needs it, the subject of the message.
-        modules: as for `missing`.
-
-    Raises:
-        MissingExtra: naming what is missing and what to install.
-    """
+    """Checks that an extra, a key of `EXTRAS`, is installed, without importing it; ``user`` is what needs it, the
+    subject of the message. Raises MissingExtra: naming what is missing and what to install."""
     names = missing(extra, modules)
     if names:
         raise MissingExtra(f"{user} needs {', '.join(names)}: {how_to_install(extra)}")

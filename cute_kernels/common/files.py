@@ -87,16 +87,9 @@ def check_program(script: str | Path) -> None:
 
 
 def check_output(path: Path, *suffixes: str) -> None:
-    """Whether a file can be written, as far as can be told without writing it.
-
-    Args:
-        path: of the file.
-        suffixes: what is written, as ``.png``; any if none is given.
-
-    Raises:
-        ValueError: another suffix.
-        OSError: FileNotFoundError without a folder to write into, IsADirectoryError for a folder, PermissionError.
-    """
+    """Whether a file can be written, as far as can be told without writing it. Raises ValueError: it has none of the
+    suffixes, if any are given; OSError: FileNotFoundError without a folder to write into, IsADirectoryError for a
+    folder, PermissionError."""
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}: must be one of {', '.join(suffixes)}")
     folder = path.resolve().parent  # of a link, what it leads to is written
@@ -230,13 +223,8 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def problem_of_owner(status: os.stat_result, owners: Collection[int] = (), mode: int = 0) -> str:
-    """Who else than this user can have written a file or a folder, as a sentence; "" if nobody can.
-
-    Args:
-        status: of the file.
-        owners: more users who may.
-        mode: permissions that are no problem: of files that are trusted in any case.
-    """
+    """Who else than this user can have written a file or a folder, as a sentence; "" if nobody can. ``owners``: more
+    users who may; ``mode``: permissions that are no problem: of files that are trusted in any case."""
     if status.st_uid not in (os.geteuid(), *owners):
         return f"it belongs to user {status.st_uid}, not to user {os.geteuid()}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~mode and not stat.S_ISLNK(status.st_mode):
@@ -246,16 +234,8 @@ def problem_of_owner(status: os.stat_result, owners: Collection[int] = (), mode:
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
-    """Holds a lock that other processes and threads wait for; the file stays, and is no link.
-
-    Args:
-        path: of the lock.
-        seconds: to wait for who holds it; None: as long as that takes.
-
-    Raises:
-        TimeoutError: it was held longer.
-        OSError: the file cannot be made.
-    """
+    """Holds a lock that other processes and threads wait for, so many seconds or as long as it takes; the file stays,
+    and is no link. Raises TimeoutError: it was held longer; OSError: the file cannot be made."""
     descriptor = _acquired(path, None if seconds is None else time.monotonic() + seconds)
     try:
         yield

@@ -19,9 +19,8 @@ _LOCKS: weakref.WeakKeyDictionary[threading.RLock, Callable[[], object]] = weakr
 def lock(interrupted: Callable[[], object] = lambda: None) -> threading.RLock:
     """A reentrant lock. In a forked process it is free, unless the thread that forked had it.
 
-    Args:
-        interrupted: called in a forked process where another thread had the lock, which may have left half done what
-            the lock guards. Where that cannot be put right, a fork has to wait instead (`awaited_lock`).
+    ``interrupted`` is called in a forked process where another thread had the lock, which may have left half done what
+    the lock guards. Where that cannot be put right, a fork has to wait instead (`awaited_lock`).
     """
     made = threading.RLock()
     _LOCKS[made] = interrupted

@@ -37,15 +37,9 @@ class UnsupportedVersion(ImportError):
 
 
 def require(versions: tuple[str, ...] = KERNEL_VERSIONS) -> None:
-    """Imports CuTe DSL and checks its version. An untested version might compile a kernel to something else.
-
-    Args:
-        versions: those allowed, `KERNEL_VERSIONS` or `EMULATOR_VERSIONS`.
-
-    Raises:
-        ModuleNotFoundError: CuTe DSL is not installed.
-        UnsupportedVersion: it has another version, or its distributions differ in theirs.
-    """
+    """Imports CuTe DSL and checks its version: `KERNEL_VERSIONS` or `EMULATOR_VERSIONS`. An untested version might
+    compile a kernel to something else. Raises ModuleNotFoundError: CuTe DSL is not installed; UnsupportedVersion: it
+    has another version, or its distributions differ in theirs."""
     install = f"pip install '{DISTRIBUTION}=={KERNEL_VERSIONS[-1]}'"
     try:
         import cutlass
@@ -68,14 +62,11 @@ def require(versions: tuple[str, ...] = KERNEL_VERSIONS) -> None:
 
 
 def name_kernel(kernel: Any, name: str) -> None:
-    """Gives a kernel the name that profilers and PTX show, without what CuTe DSL would add of its own.
+    """Gives a kernel, a function or method decorated with ``cute.kernel``, the name that profilers and PTX show, unique
+    among all kernels of the package, without what CuTe DSL would add of its own.
 
     Kernels are named where their modules are imported, with every version that the emulator supports. Before 4.8 there
     is no leaving out; `compile_function` then refuses the kernel anyway.
-
-    Args:
-        kernel: a function or method decorated with ``cute.kernel``.
-        name: unique among all kernels of the package.
     """
     options = {"remove_cutlass_symbol": True, "keep_mangled_name": False}
     known = inspect.signature(kernel.set_name_prefix).parameters
@@ -83,16 +74,9 @@ def name_kernel(kernel: Any, name: str) -> None:
 
 
 def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
-    """`cute.compile` for an architecture, with neither GPU nor driver; `ptx`, `cubin`, `allocations_of` the result.
-
-    Args:
-        function: a function or method decorated with ``cute.jit``.
-        arguments: examples of its arguments; their values do not reach the generated code.
-        arch: as PTX names it, e.g. ``"sm_90a"``.
-
-    Raises:
-        ModuleNotFoundError, UnsupportedVersion: as `require`.
-    """
+    """`cute.compile` of a function or method decorated with ``cute.jit`` for an architecture, e.g. ``"sm_90a"``, with
+    neither GPU nor driver; `ptx`, `cubin`, `allocations_of` the result. Values of the arguments do not reach the
+    generated code. Raises ModuleNotFoundError, UnsupportedVersion: as `require`."""
     require()
     import cutlass.cute as cute
     from cutlass.cutlass_dsl import CuTeDSL

@@ -58,16 +58,9 @@ class HostFunction:
     def __init__(
         self, code: bytes, prefix: str, stand_ins: Mapping[str, int] | None = None, recorder: Recorder | None = None
     ) -> None:
-        """Links the object.
-
-        Args:
-            code, prefix: the object, and what it was made with.
-            stand_ins: addresses of functions that the object calls in place of the CUDA runtime's.
-            recorder: whose stand-ins these are.
-
-        Raises:
-            LinkError: the object cannot be linked, or is none of a host function.
-        """
+        """Links the object, made with this prefix; ``stand_ins``: addresses of functions that it calls in place of the
+        CUDA runtime's; ``recorder``: whose these are. Raises LinkError: it cannot be linked, or is none of a host
+        function."""
         self._outside = _runtime_symbol if stand_ins is None else stand_ins.get
         self._linked = Linked(code, lambda name: self._outside(name) or _symbol(ctypes.CDLL(None), name))
         self._prefix = f"_mlir_{prefix}_"
@@ -227,12 +220,9 @@ class Recorder(Protocol):
 def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder]) -> None:
     """Once per process: makes five methods of CuTe DSL look for a recorder; without one they do what they did.
 
-    Args:
-        recording: whether what this thread compiles now is to be recorded.
-        make: makes the recorder of a JIT engine, with which `register_symbol` registers its entry points.
-
-    Raises:
-        ModuleNotFoundError, UnsupportedVersion: as `require`, of the versions that the emulator supports.
+    ``recording``: whether what this thread compiles now is to be recorded; ``make``: makes the recorder of a JIT
+    engine, with which `register_symbol` registers its entry points. Raises as `require`, of the versions that the
+    emulator supports.
     """
     require(EMULATOR_VERSIONS)
     import cutlass.base_dsl.compiler

@@ -66,16 +66,9 @@ class InvalidEntry(Exception):
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Stored parts of a compiled kernel.
-
-    Attributes:
-        kernel_name: entry point.
-        ptx: of the kernel.
-        cubin: of the kernel.
-        host_object: relocatable object with the host function and the cubin.
-        host_prefix: prefix of the object's symbols.
-        allocations: what the kernel has in shared and tensor memory, for reports of the emulator.
-    """
+    """Stored parts of a compiled kernel: its entry point, PTX and cubin; the relocatable object with host function and
+    cubin, and the prefix of its symbols; what the kernel has in shared and tensor memory, for reports of the
+    emulator."""
 
     kernel_name: str
     ptx: str
@@ -154,12 +147,9 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: 
     """The entry of a kernel, built and stored if there is none that can be used.
 
     Concurrent processes build once: the others wait. Where the cache cannot be used (off, an unsafe or unwritable
-    directory, a lock held too long) the kernel is built without it, with a warning unless it is off.
-
-    Args:
-        key: what the generated code depends on, with a `repr` that says all of it.
-        build: compiles the kernel.
-        unusable: why an entry turned out to be of no use: it is built anew, with a warning that says so.
+    directory, a lock held too long) the kernel is built without it, with a warning unless it is off. ``key`` is what
+    the generated code depends on, with a `repr` that says all of it; ``unusable``: why an entry turned out to be of no
+    use: it is built anew, with a warning that says so.
     """
     root, most = directory(), limit()
     if root is None:
@@ -191,15 +181,8 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: 
 
 
 def evict(root: Path, most: int, keep: Path) -> None:
-    """Deletes the entries that were not used for longest until all have ``most`` bytes, and abandoned temporary files.
-
-    What a process reads or builds is locked, and stays.
-
-    Args:
-        root: directory of the cache.
-        most: bytes.
-        keep: an entry that stays.
-    """
+    """Deletes the entries of a cache that were not used for longest until all have ``most`` bytes, and abandoned
+    temporary files. What a process reads or builds is locked, and stays, as ``keep`` does."""
     for path in regular_files(root, _HELPER_NAME):
         with contextlib.suppress(OSError):
             if path.suffix == ".tmp" and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
@@ -381,13 +364,10 @@ def entries(root: Path) -> tuple[int, int]:
 
 
 def clear(root: Path) -> int:
-    """Deletes every entry, lock and abandoned temporary file of a directory; other files stay.
+    """Deletes every entry, lock and abandoned temporary file of a directory; returns how many entries.
 
     Ours are regular files with our names. Of those, what does not begin as an entry was written by somebody else, or
-    emptied by an accident, and stays too.
-
-    Returns:
-        How many entries were deleted.
+    emptied by an accident, and stays, as other files do.
     """
     entries = [path for path in regular_files(root, _ENTRY_NAME) if _begins_as_entry(path)]
     for path in (*entries, *regular_files(root, _HELPER_NAME)):

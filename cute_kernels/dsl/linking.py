@@ -113,15 +113,9 @@ class Linked:
     ``memory``: all of it, code first."""
 
     def __init__(self, code: bytes, outside: Callable[[str], int | None]) -> None:
-        """Links an object.
-
-        Args:
-            code: the object; x86-64 or aarch64.
-            outside: address of what the object does not define, None if there is none.
-
-        Raises:
-            LinkError: not such an object, a reference that nothing defines, or a relocation that is not known here.
-        """
+        """Links an object of x86-64 or aarch64; ``outside`` gives addresses of what it does not define, None if there
+        is none. Raises LinkError: not such an object, a reference that nothing defines, or a relocation that is not
+        known here."""
         self._code = code
         self._read_sections()
         self.symbols: dict[str, int] = {}

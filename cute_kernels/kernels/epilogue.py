@@ -18,19 +18,12 @@ def scale_add_round(
     accumulator: cute.Tensor, table: cute.Tensor | None, scale: Float32 | cute.Tensor, epilogue: cutlass.Constexpr,
     packed_f32: cutlass.Constexpr[bool], adds_bf16: cutlass.Constexpr[bool] = True
 ) -> cute.Tensor:
-    """``accumulator * scale + table`` in BF16, elementwise over one thread's registers.
+    """``accumulator * scale + table`` in BF16, elementwise over one thread's FP32 registers, which are overwritten.
 
-    Args:
-        accumulator: FP32 registers; overwritten.
-        table: registers of the same count, FP32 for ``"f32"`` and BF16 for ``"bf16x2"``; None adds nothing.
-        scale: dequantisation multiplier, or registers of one for each element.
-        epilogue: ``"f32"``: one fused multiply-add and one rounding to BF16. ``"bf16x2"``: the product is rounded to
-            FP32, then to BF16, and the sum with the BF16 table is rounded to BF16 again.
-        packed_f32: the architecture has two-wide FP32 arithmetic (sm_100 and later).
-        adds_bf16: it has two-wide sums of BF16 (sm_90 and later); earlier ones multiply by 1 and add.
-
-    Returns:
-        BF16 registers.
+    ``"f32"``: one fused multiply-add of an FP32 table and one rounding to BF16. ``"bf16x2"``: the product is rounded to
+    FP32, then to BF16, and the sum with a BF16 table is rounded to BF16 again. No table adds nothing; the scale is one
+    number, or registers of one for each element. ``packed_f32``: the architecture has two-wide FP32 arithmetic (sm_100
+    and later); ``adds_bf16``: two-wide sums of BF16 (sm_90 and later); earlier ones multiply by 1 and add.
     """
     out = cute.make_rmem_tensor(cute.size(accumulator), BFloat16)
     count = cute.size(accumulator)

@@ -231,17 +231,12 @@ def finish(
     scale: Float32 | cute.Tensor | None = None, residual: cute.Tensor | None = None, out_factor: Float32 | None = None,
     packed_f32: cutlass.Constexpr[bool] = False
 ) -> cute.Tensor:
-    """``out_factor * (activation(scale * accumulator + bias) + residual)`` in ``dtype``, by one thread's registers.
+    """``out_factor * (activation(scale * accumulator + bias) + residual)`` in ``dtype``, by one thread's FP32
+    registers, which are overwritten; None where there is nothing to add or to multiply.
 
-    Args:
-        accumulator: FP32 registers; overwritten.
-        bias: FP32 registers of the same count, or None.
-        activation: one of `cute_kernels.config.ACTIVATIONS`.
-        dtype: element type of the result, to which it is rounded once.
-        scale: a number, FP32 registers of the same count, or None; the sum with the bias is rounded once.
-        residual: registers of the same count of any floating-point type, or None.
-        out_factor: a number, with an output of 8 bits.
-        packed_f32: the architecture has two-wide FP32 arithmetic (sm_100 and later).
+    The bias is registers of the same count, the scale a number or such registers; their sum with the accumulator is
+    rounded once. The residual has any floating-point type. ``packed_f32``: the architecture has two-wide FP32
+    arithmetic (sm_100 and later).
     """
     if cutlass.const_expr(scale is not None):
         for i in cutlass.range_constexpr(0, cute.size(accumulator), 2):

@@ -97,14 +97,8 @@ class NamedBarrier:
 
 @dataclass(frozen=True)
 class Graph:
-    """Roles and edges of one kernel.
-
-    Attributes:
-        roles, edges: the nodes and what they hand over.
-        ctas: CTAs whose threads signal each other's barriers.
-        named_barriers: hardware barriers of a CTA.
-        sharing_pairs: pairs of CTAs that read what one CTA loads.
-    """
+    """Roles and edges of one kernel; ``ctas``: CTAs whose threads signal each other's barriers; ``named_barriers``:
+    hardware barriers of a CTA; ``sharing_pairs``: pairs of CTAs that read what one CTA loads."""
 
     roles: tuple[Role, ...]
     edges: tuple[Edge, ...]

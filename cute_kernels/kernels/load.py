@@ -51,14 +51,9 @@ def tma_operand(
     atom: cute.CopyAtom, source: cute.Tensor, stages: cute.Tensor, box_modes: int, boxes: int = 1,
     tile: tuple[int, int | Int32] = (1, 0), share: tuple[int, int | Int32] = (1, 0), mask: Int32 | None = None
 ) -> Operand:
-    """One operand of this CTA, from its parts of the TMA view and of shared memory: boxes of ``box_modes`` modes.
-
-    Args:
-        boxes: row boxes of one stage.
-        tile: tiles of a cluster along this operand, and which one this CTA multiplies.
-        share: CTAs that share that tile, and which of its parts this CTA loads.
-        mask: the CTAs that share it.
-    """
+    """One operand of this CTA, from its parts of the TMA view and of shared memory: ``boxes`` row boxes of a stage, of
+    ``box_modes`` modes. ``tile``: tiles of a cluster along this operand, and which one this CTA multiplies;
+    ``share``: CTAs that share that tile, those of ``mask``, and which of its parts this CTA loads."""
     stages, source = sides(atom, stages, source, box_modes, share)
     multicast = Int16(mask) if share[0] > 1 else None
     step, first = boxes * tile[0], boxes * tile[1]

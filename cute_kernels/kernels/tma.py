@@ -185,13 +185,9 @@ class WarpStaging:
 
     @cute.jit
     def acquire(self, pending: cutlass.Constexpr[int | None] = None) -> None:
-        """Waits until the next buffer of the ring may be written.
-
-        Bulk groups complete in order: with all but the newest ``buffers - 1`` read, the store that used it is done.
-
-        Args:
-            pending: how many of the newest groups may be unread, where a group has several buffers.
-        """
+        """Waits until the next buffer of the ring may be written: with all but the newest ``buffers - 1`` groups read,
+        the store that used it is done, for bulk groups complete in order. ``pending``: how many of the newest groups
+        may be unread, where a group has several buffers."""
         if self.stores:
             cute.arch.cp_async_bulk_wait_group(self.buffers - 1 if pending is None else pending, read=True)
         self.synchronise()

@@ -208,13 +208,8 @@ class Library:
             raise ModuleNotFoundError(f"this needs {self.name}: pip install {self.package}") from error
 
     def embeddings(self, model: torch.nn.Module) -> list[Found]:
-        """Embeddings in a model.
-
-        Raises:
-            ModuleNotFoundError: as `require`.
-            TypeError: no module.
-            ValueError: none there.
-        """
+        """Embeddings in a model. Raises ModuleNotFoundError: as `require`; TypeError: no module; ValueError: none
+        there."""
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model is {type(model).__name__}: must be torch.nn.Module")
         self.require()

@@ -67,13 +67,9 @@ _REQUIRED = object()
 
 @dataclass(frozen=True)
 class Row:
-    """One argument. Tensors come first in a schema, in the order of the table, then everything else.
-
-    Attributes:
-        role: what it is to a repeated call, see `cute_kernels.operations.runtime.repeat.Repeatable`.
-        operand: name of the operand that it is or gives; its own where empty.
-        optional: whether None is allowed.
-    """
+    """One argument, in `role` of a repeated call (`cute_kernels.operations.runtime.repeat.Repeatable`); tensors come
+    first in a schema, in the order of the table, then everything else. ``operand``: name of the operand that it is
+    or gives; its own where empty. ``optional``: None is allowed."""
 
     role: Role = "static"
     operand: str = ""
@@ -188,13 +184,8 @@ class ConfigRow(Row):
 
 @dataclass(frozen=True)
 class PlainRow(Row):
-    """Something that an operator's schema has a type for.
-
-    Attributes:
-        declaration: in the schema, with its name.
-        check: raises for a value of another type.
-        default: in the schema.
-    """
+    """Something that an operator's schema has a type for: its declaration with its name, what raises for a value of
+    another type, and its default."""
 
     declaration: str = ""
     check: Callable[[str, Any], None] = lambda name, value: None
@@ -257,13 +248,8 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
 
 
 class ArgumentTable:
-    """Consequences of the fields of a dataclass of arguments.
-
-    Attributes:
-        kind: the dataclass.
-        rows: by name, in the order of the fields.
-        tensor_names: of the arguments that may be tensors, which are the operator's first.
-    """
+    """Consequences of the fields of a dataclass of arguments: ``rows`` by name, in the order of the fields, and the
+    names of the arguments that may be tensors, which are the operator's first."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -320,14 +306,9 @@ class ArgumentTable:
     def check(self, arguments: Any, problems: Callable[[Any], Iterator[Exception]]) -> None:
         """Everything that can be told from the metadata of the tensors; also runs on fake tensors.
 
-        Args:
-            arguments: of the table's kind.
-            problems: what the operation itself finds wrong, about types and extents that depend on each other; asked
-                where every tensor has the number of extents that it is to have.
-
-        Raises:
-            TypeError, ValueError: all that is wrong, naming argument, what was given and what is allowed. It is of the
-                kind of the first.
+        ``problems``: what the operation itself finds wrong, about types and extents that depend on each other; asked
+        where every tensor has the number of extents that it is to have. Raises TypeError, ValueError: all that is
+        wrong, naming argument, what was given and what is allowed; of the kind of the first.
         """
         given = self.tensors_of(arguments)
         known = [(name, row, value) for name, row, value in given if isinstance(row, TensorRow)]

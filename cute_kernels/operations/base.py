@@ -112,13 +112,8 @@ def launch(executor: str, plan: Plan, operands: Operands) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A checked call, ready for `cute_kernels.operations.runtime`.
-
-    Attributes:
-        plan: how it runs.
-        operands: what the kernel reads and writes.
-        output_shape: of what the operation returns.
-    """
+    """A checked call, ready for `cute_kernels.operations.runtime`; ``output_shape`` is that of what the operation
+    returns."""
 
     plan: Plan
     operands: Operands
@@ -228,10 +223,8 @@ class Operation(ABC, Generic[A]):
     def gradients(self, a: A, grad: torch.Tensor, facts: Facts) -> dict[str, torch.Tensor]:
         """Derivatives in plain torch, which can be differentiated again; autograd converts their element types.
 
-        Args:
-            a: the arguments, without the tensors that `reads` does not name.
-            grad: of the result.
-            facts: what is wanted, all of it `differentiable`, and of which shapes and types the tensors are.
+        ``a``: without the tensors that `reads` does not name; ``grad``: of the result; ``facts``: what is wanted, all
+        of it `differentiable`, and of which shapes and types the tensors are.
         """
 
     @abstractmethod

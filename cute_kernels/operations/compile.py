@@ -69,13 +69,8 @@ class Artifact:
 
 
 def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
-    """Compiles the kernel of a plan, or takes it from memory or from disk. Needs no GPU and no driver.
-
-    Args:
-        plan: a legal plan.
-        emulated: bind the host function to the emulator's launch recorder instead of the CUDA runtime. What is on disk
-            is the same for both.
-    """
+    """Compiles the kernel of a plan, or takes it from memory or from disk. Needs no GPU and no driver. ``emulated``:
+    binds the host function to the emulator's launch recorder instead of the CUDA runtime; on disk both are the same."""
     if plan.launches != (plan,):
         kernels = " and ".join(part.operation for part in plan.launches)
         raise ValueError(f"the plan of {plan.operation} chains kernels, of {kernels}, which are compiled one by one")
@@ -213,17 +208,9 @@ class Frames(threading.local):
 
 
 def host_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> tuple[Frames]:
-    """Arguments of the compiled host function.
-
-    Args:
-        plan: gives sizes, types and which arguments are present.
-        stream: CUstream handle.
-        given: by the names of `Plan.operands`: device addresses, aligned as said there, and the number of a value;
-            None or any number, or nothing, for one that the plan does without.
-
-    Raises:
-        TypeError: an operand that the kernel needs is missing, or a name is none of the plan's.
-    """
+    """Arguments of the compiled host function. ``stream``: CUstream handle; ``given``: by the names of `Plan.operands`
+    device addresses, aligned as said there, and the number of a value; anything, or nothing, for one that the plan
+    does without. Raises TypeError: as `check_names`."""
     check_names(plan, given)
     needed = {operand.name: given[operand.name] for operand in plan.operands if operand.given}
     return (Frames(plan, **needed, stream=stream),)
@@ -301,15 +288,9 @@ def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
 
 
 def disassemble(code: bytes, *options: str) -> str:
-    """The machine code of a cubin, or of a fat binary with one, as text, by NVIDIA's `nvdisasm`.
-
-    Args:
-        options: more of them; ``"-hex", "-gp"`` add the bytes of each instruction, and its line of PTX.
-
-    Raises:
-        MissingExtra: the tool is missing.
-        ValueError: a fat binary without a cubin.
-    """
+    """The machine code of a cubin, or of a fat binary with one, as text, by NVIDIA's `nvdisasm`, whose options
+    ``"-hex", "-gp"`` add the bytes of each instruction, and its line of PTX. Raises MissingExtra: the tool is
+    missing; ValueError: a fat binary without a cubin."""
     program = _tool("nvdisasm", "the machine code of a kernel needs")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "code")

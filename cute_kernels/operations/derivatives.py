@@ -57,13 +57,8 @@ def scaled(grad: torch.Tensor, *scales: float | torch.Tensor | None) -> torch.Te
 
 
 def position_gradient(grad: torch.Tensor, index: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
-    """``[S, N]`` FP32: sums of the rows of ``grad`` that got each position.
-
-    Args:
-        grad: ``[.., N]``, of rows with positions in turn, or as the index says.
-        index: ``[..]`` or None; numbers that are no positions gave NaN, and count for none.
-        shape: of the positions.
-    """
+    """``[S, N]`` FP32, of this shape: sums of the rows of ``grad`` ``[.., N]`` that got each position, in turn or as
+    the index ``[..]`` says; numbers in it that are no positions gave NaN, and count for none."""
     rows = grad.reshape(-1, shape[1])
     if index is None:
         return rows.view(-1, *shape).sum(0, dtype=torch.float32)

@@ -240,13 +240,9 @@ def prepare_patch_weight(
 def strip_weight(weight: torch.Tensor, plan: StripsPlan) -> torch.Tensor:
     """``[N, K]`` by (channel, row, column) as a kernel reads it that takes patches row by row: by (plane, row, place).
 
-    Args:
-        weight: ``[N, C * p * p]``.
-        plan: where the channels are last they belong to a row's places, which are zero-padded to the bytes that a row
-            takes in shared memory, as the rows are to those that a patch takes there.
-
-    Returns:
-        ``[N, StripsPlan.weight_columns_of_k]``, which is ``weight`` itself where nothing changes.
+    Where the channels are last they belong to a row's places, which are zero-padded to the bytes that a row takes in
+    shared memory, as the rows are to those that a patch takes there. The result, ``[N,
+    StripsPlan.weight_columns_of_k]``, is ``weight`` itself where nothing changes.
     """
     p = plan.problem
     if not p.channels_last and not plan.splits and plan.weight_columns_of_k == p.k:

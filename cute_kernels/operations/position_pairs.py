@@ -10,22 +10,13 @@ from cute_kernels.operations.runtime.constants import DERIVED
 def one_table(
     pos_embed: torch.Tensor, pos_index: torch.Tensor, rows: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums of the pairs of positions that occur, and which of them each row gets.
+    """The sums of the pairs of positions that occur, and which of them each row gets: ``[U, N]`` float32,
+    ``fp32(pos_embed[0, i]) + fp32(pos_embed[1, j])``, NaN for a number that is no position, and ``[*rows]`` int32.
 
-    Both are kept while the tensors live unchanged. Which pairs occur is read back from a GPU once.
-
-    Args:
-        pos_embed: ``[2, S, N]``.
-        pos_index: ``[*rows, 2]``, -1 for no position.
-        rows: extents of ``x`` without K.
-
-    Returns:
-        ``[U, N]`` float32, ``fp32(pos_embed[0, i]) + fp32(pos_embed[1, j])``, NaN for a number that is no position, and
-        ``[*rows]`` int32.
-
-    Raises:
-        TypeError: positions of no floating-point type, indices that are no int32 or int64.
-        ValueError: other shapes; in CPU memory numbers that are no positions.
+    Both are kept while the tensors live unchanged. Which pairs occur is read back from a GPU once. ``pos_embed``: ``[2,
+    S, N]``; ``pos_index``: ``[*rows, 2]``, -1 for no position; ``rows``: extents of ``x`` without K. Raises TypeError:
+    positions of no floating-point type, indices that are no int32 or int64; ValueError: other shapes; in CPU memory
+    numbers that are no positions.
     """
     if not pos_embed.is_floating_point() or pos_index.dtype not in (torch.int32, torch.int64):
         raise TypeError(

@@ -105,16 +105,9 @@ def fragment_table(
 ) -> torch.Tensor:
     """``fp32(bias) + fp32(pos)``, one FP32 addition, for 16 features and 8 columns at a time.
 
-    Args:
-        bias: ``[N]`` or None, in any floating-point type; not both are None.
-        pos_embed: ``[S, N]`` or None, positions in row-major order of the patch grid.
-        shape: ``[position tiles, blocks of 16 features, period, 32, 4]``, `StripsPlan.table_shape`.
-        grid_width: patches of a grid row.
-        tile_patches: neighbouring patches of a tile.
-
-    Returns:
-        float32 of that shape. ``[t, b, j, l, r]`` belongs to feature ``16 b + l / 4 + 8 (r / 2)`` and to patch
-        ``(8 j + 2 (l % 4) + r % 2) % tile_patches`` of position tile t; zero beyond the features and the grid row.
+    ``shape``: ``[position tiles, blocks of 16 features, period, 32, 4]``, `StripsPlan.table_shape`. Of the float32
+    result ``[t, b, j, l, r]`` belongs to feature ``16 b + l / 4 + 8 (r / 2)`` and to patch ``(8 j + 2 (l % 4) + r % 2)
+    % tile_patches`` of position tile t; zero beyond the features and the grid row.
     """
     values = _summed(bias, pos_embed)
     if pos_embed is None:

@@ -144,17 +144,12 @@ TimedPlan = TypeVar("TimedPlan", bound=Timed)
 def quickest(
     plans: Sequence[TimedPlan], counted: Callable[[TimedPlan], float], is_legal: Callable[[TimedPlan], bool]
 ) -> TimedPlan | None:
-    """Plan of least modelled time of the legal ones; of those that the model does not tell apart, the one of least
-    counted work, and of equal ones the first.
+    """Plan of least modelled time of the legal ones, None where there is none; of those that the model does not tell
+    apart, the one of least counted work, and of equal ones the first.
 
-    Args:
-        plans: of one problem.
-        counted: clocks of a launch by counted work, which knows what the model has no cost for: how often the tensor
-            core reads its operands from shared memory.
-        is_legal: asked in the order of modelled times, of as few plans as possible.
-
-    Returns:
-        None where no plan is legal.
+    ``counted``: clocks of a launch by counted work, which knows what the model has no cost for: how often the tensor
+    core reads its operands from shared memory; ``is_legal``: asked in the order of modelled times, of as few plans as
+    possible.
     """
     near: list[TimedPlan] = []
     slowest = math.inf

@@ -384,16 +384,10 @@ def profile_shape(plan: Plan) -> tuple[int, int, int]:
 
 
 def with_profile(plan: Plan, stamps: int) -> Plan:
-    """Plan whose kernel is compiled to write clock stamps into an operand ``profile`` (`profile_shape`).
-
-    Args:
-        plan: of a kernel that can be profiled, and of one launch.
-        stamps: how many each warp may write; what comes after that is counted and not kept. A multiple of 8.
-
-    Raises:
-        NotImplementedError: the plan's kernel writes no stamps, or it chains several.
-        ValueError: no such number of stamps is possible.
-    """
+    """Plan whose kernel, of one launch, is compiled to write clock stamps into an operand ``profile``
+    (`profile_shape`). Each warp may write so many, a multiple of 8; what comes after that is counted and not kept.
+    Raises NotImplementedError: the plan's kernel writes no stamps, or it chains several; ValueError: no such number
+    is possible."""
     if plan.launches != (plan,):
         kernels = " and ".join(part.operation for part in plan.launches)
         raise NotImplementedError(f"the plan of {plan.operation} chains kernels, of {kernels}: profile them one by one")
@@ -417,14 +411,8 @@ TWO_TILES = "two tiles' worth, or what fits"
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a configuration.
-
-    Attributes:
-        rule: why others are refused.
-        legal: all values; empty where a range says which there are.
-        least, most: of that range, both legal.
-        open: what None, where the field's type has it, stands for.
-    """
+    """A field of a configuration: all its legal values, or the range from ``least`` to ``most``, and why others are
+    refused. ``open``: what None, where the field's type has it, stands for."""
 
     rule: str
     legal: tuple[int | str, ...] = ()

@@ -28,11 +28,7 @@ class ConfigCodec:
         self._decoded: dict[str, Any] = {}
 
     def encode(self, config: Any) -> str:
-        """``CLASS:FIELD=VALUE,..``
-
-        Raises:
-            TypeError: a configuration of another class.
-        """
+        """``CLASS:FIELD=VALUE,..`` Raises TypeError: a configuration of another class."""
         for name, kind in self.kinds.items():
             if type(config) is kind:
                 settings = [f"{field}={spell(getattr(config, field))}" for field in kind.types]
@@ -67,13 +63,9 @@ class ConfigCodec:
 def parse_settings(kind: type[Typed], settings: Iterable[str], where: str) -> Any:
     """A configuration of ``kind`` from settings ``FIELD=VALUE``; None, for the plan's choice, where there is none.
 
-    Args:
-        kind: class of the configuration.
-        settings: each one field; the others keep their defaults. Field names may have ``-`` in place of ``_``.
-        where: what the fields are of, for messages.
-
-    Raises:
-        ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
+    Other fields keep their defaults; names may have ``-`` in place of ``_``. ``where``: what the fields are of, for
+    messages. Raises ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field
+    set twice.
     """
     values: dict[str, Any] = {}
     for setting in settings:

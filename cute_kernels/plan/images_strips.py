@@ -52,13 +52,8 @@ SPLIT_BLOCKS = 3
 
 @dataclass(frozen=True)
 class RowPart:
-    """Part of the rows of patches that one TMA box brings.
-
-    Attributes:
-        offset: of its first byte in a patch's row.
-        span: bytes that it takes in shared memory.
-        first_block, blocks: which K blocks of a stage it fills.
-    """
+    """Part of the rows of patches that one TMA box brings: its first byte in a patch's row, the bytes that it takes in
+    shared memory, and which K blocks of a stage it fills."""
 
     offset: int
     span: int

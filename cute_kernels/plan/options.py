@@ -39,12 +39,8 @@ class Option:
 
 @dataclass(frozen=True, eq=False)
 class ProblemOptions:
-    """The options of an operation's problem.
-
-    Attributes:
-        options: those that there are. What several operations mean by one name is of one kind.
-        problem: makes the problem; takes the value of every option, by name.
-    """
+    """The options of an operation's problem; what several operations mean by one name is of one kind. ``problem`` makes
+    the problem of the value of every option, by name."""
 
     options: tuple[Option, ...]
     problem: Callable[..., Any]

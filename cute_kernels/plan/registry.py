@@ -72,12 +72,8 @@ class Planner:
 
     def plan(self, problem: Any, config: Any, arch: Arch, sm_count: int) -> Plan:
         """The plan of a configuration's kernel; without one, that of the kernel and configuration that are chosen.
-
-        Raises:
-            NotImplementedError: there is no kernel for the architecture.
-            TypeError: the configuration is none of its kernels'.
-            ValueError: a limit is broken.
-        """
+        Raises NotImplementedError: there is no kernel for the architecture; TypeError: the configuration is none of
+        its kernels'; ValueError: a limit is broken."""
         kernels = {kernel.config: kernel for kernel in self.of(arch.name)}
         if config is not None and type(config) not in kernels:
             allowed = " or ".join(kind.__name__ for kind in kernels)
@@ -191,17 +187,9 @@ def choose(problem: Problem, arch: str | None = None, *, sm_count: int | None = 
 
 
 def candidate_plans(problem: Problem, arch: str, *, sm_count: int | None = None) -> list[Plan]:
-    """Plans that are worth timing on a device, the most promising first, all of them different.
-
-    Args:
-        problem: what to compute.
-        arch: a key of `ARCHS`.
-        sm_count: as for `make_plan`.
-
-    Raises:
-        ValueError: as `make_plan`.
-        NotImplementedError: the architecture has no kernel for the operation, or nothing to choose from.
-    """
+    """Plans that are worth timing on a device, the most promising first, all of them different. ``sm_count``: as for
+    `make_plan`. Raises ValueError: as `make_plan`; NotImplementedError: the architecture has no kernel for the
+    operation, or nothing to choose from."""
     planner = _BY_PROBLEM[type(problem)]
     device = _device(arch, sm_count)
     planner.of(arch)

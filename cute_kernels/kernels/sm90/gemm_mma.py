@@ -95,14 +95,11 @@ class PartialSums:
         self.sums.wait_full_phase(full, phase)
 
     def add(self, values: cute.Tensor, first: int) -> None:
-        """Adds the sums of the other slices, as they are needed: all of them at once would not fit the registers.
+        """Adds the sums of the other slices to accumulators of groups of four, of which ``first`` is the number of the
+        first, as they are needed: all of them at once would not fit the registers.
 
         The additions form a balanced binary tree over the slices. Each one commutes, so that the result does not depend
         on which slice is this CTA's.
-
-        Args:
-            values: accumulators of groups of four.
-            first: number of their first group.
         """
         for group in range(cute.size(values) // GROUP):
             size = 1

@@ -36,16 +36,11 @@ ROWS_PER_THREAD = ROWS_PER_STORE // 4
 
 @dataclass(frozen=True)
 class Sm90PatchEmbedEpilogue:
-    """Drains one warpgroup's accumulators of 64 features x tile_rows rows.
+    """Drains one warpgroup's accumulators of its block of 64 features x tile_rows rows, to ``[box, row block,
+    64-feature block, position block]``.
 
-    Attributes:
-        staging: this warpgroup's buffer, stored to ``[box, row block, 64-feature block, position block]``.
-        table: ``[2, 8, padded features / 16, rows]`` view of the bias + position table, or None: a thread's pair of
-            features, its place in a block of 16, the block.
-        table_rows: which row of the table a row of the output gets.
-        scales: dequantisation multipliers.
-        pair: factors of the two features of a thread, or None.
-        feature_block: this warpgroup's block of 64 features.
+    ``table``: ``[2, 8, padded features / 16, rows]`` view of the bias + position table: a thread's pair of features,
+    its place in a block of 16, the block; ``pair``: factors of the two features of a thread, or None.
     """
 
     plan: Sm90PatchEmbedPlan

@@ -48,18 +48,13 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 
 @dataclass(frozen=True)
 class Sm90ImagesEpilogue:
-    """Drains one warpgroup's sums of 64 features x the patches of a tile: ``int8`` of the reference.
+    """Drains one warpgroup's sums of its block of 64 features x the patches of a tile: ``int8`` of the reference. They
+    go to ``[box, tile of a grid row, 64-feature block, image tile, grid row]``.
 
-    Attributes:
-        staging: this warpgroup's buffer, stored to ``[box, tile of a grid row, 64-feature block, image tile, grid
-            row]``.
-        table: ``[4, 32, period, padded features / 16, position tiles]`` view of the table, or None: see
-            `StripsPlan.table_shape`.
-        scales: of the two features of a thread.
-        held: registers ``[4, period]`` of table values, and of which position tile they are: read anew only where that
-            changes, which with images running fastest is once per many tiles. None if registers do not allow it.
-        row_tiles: tiles along a grid row.
-        feature_block: this warpgroup's block of 64 features.
+    ``table``: view of `StripsPlan.table_shape`, ``[4, 32, period, padded features / 16, position tiles]``; ``scales``:
+    of the two features of a thread; ``held``: registers ``[4, period]`` of table values, and of which position tile
+    they are: read anew only where that changes, which with images running fastest is once per many tiles. None if
+    registers do not allow it. ``row_tiles``: tiles along a grid row.
     """
 
     plan: Sm90ImagesPlan

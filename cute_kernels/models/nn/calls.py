@@ -220,11 +220,8 @@ def reaches_class(module: torch.nn.Module) -> bool:
 
 
 def check_reachable(module: torch.nn.Module, name: str = "module") -> None:
-    """Refuses a module whose calls would not come to the forward of another class that it gets.
-
-    Raises:
-        ValueError: a forward of the instance that is not accelerate's.
-    """
+    """Refuses a module whose calls would not come to the forward of another class that it gets. Raises ValueError: a
+    forward of the instance that is not accelerate's."""
     if not reaches_class(module):
         raise ValueError(
             f"{name} is {type(module).__name__} with a forward of its own, {hidden_by(module)!r}, which would run in "

@@ -36,11 +36,7 @@ _RAW_FACTOR = 8.0
 
 
 def check_tensor(name: str, value: object) -> None:
-    """Refuses what is no strided tensor.
-
-    Raises:
-        TypeError: as said, with ``name``.
-    """
+    """Refuses what is no strided tensor. Raises TypeError: naming it."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} is {type(value).__name__}: must be torch.Tensor")
     if value.is_nested or value.layout is not torch.strided:
@@ -70,11 +66,8 @@ class Fp8Weight:
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> Fp8Weight:
-        """Rounded with a multiplier for each feature, so that a feature's errors do not depend on the others.
-
-        Raises:
-            ValueError: NaN or infinity.
-        """
+        """Rounded with a multiplier for each feature, so that a feature's errors do not depend on the others. Raises
+        ValueError: NaN or infinity."""
         wide = rows.to(torch.float32)
         largest = wide.abs().amax(1, keepdim=True)
         if not bool(torch.isfinite(largest).all()):
@@ -406,11 +399,8 @@ class PatchEngine:
         return out if table is None else out + table.to(out.dtype)
 
     def normalised(self, pixels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Pixels for the plain module: raw ones normalised in FP32, in the type of ``weight``.
-
-        Raises:
-            TypeError: raw pixels, and a weight that is stored in another type than its layer computes in.
-        """
+        """Pixels for the plain module: raw ones normalised in FP32, in the type of ``weight``. Raises TypeError: raw
+        pixels, and a weight that is stored in another type than its layer computes in."""
         computes = weight.dtype in (*_FLOATS, torch.float64)
         if pixels.dtype != torch.uint8 and (self.behind_adapter or not self.options.raw):
             return pixels.to(weight.dtype) if computes else pixels

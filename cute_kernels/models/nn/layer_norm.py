@@ -13,11 +13,8 @@ from cute_kernels.operations.layer_norm import eps_of_pixels, layer_norm_linear,
 
 
 class LayerNormEngine(PatchEngine):
-    """Runs a LayerNorm over uint8 rows and the linear layer behind it, whose parameters live in a module.
-
-    Args:
-        options: of precision ``"int8"``; what rows are divided by is 255 times its standard deviation.
-    """
+    """Runs a LayerNorm over uint8 rows and the linear layer behind it, whose parameters live in a module; of options of
+    precision ``"int8"``. What rows are divided by is 255 times their standard deviation."""
 
     def _trains(self, pixels: torch.Tensor, weight: torch.Tensor) -> bool:
         """Bias and norm are folded into a prepared weight, through which no gradients flow."""

@@ -102,11 +102,8 @@ class PatchOptions:
         return cls(**json.loads(text))
 
     def for_channels(self, channels: int) -> PatchOptions:
-        """Options for so many channels, for which one mean and one standard deviation serve all.
-
-        Raises:
-            ValueError: means or standard deviations that differ, of another number of channels.
-        """
+        """Options for so many channels, for which one mean and one standard deviation serve all. Raises ValueError:
+        means or standard deviations that differ, of another number of channels."""
         if self.mean is None:
             return dataclasses.replace(self, channels=channels)
         mean, std = (values[0] if len(set(values)) == 1 else values for values in (self.mean, self.std))

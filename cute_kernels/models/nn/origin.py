@@ -8,11 +8,7 @@ from cute_kernels.operations.runtime.constants import DERIVED, Source
 
 
 class Origin:
-    """Tensors as they are now.
-
-    Args:
-        tensors: what something is made from, or None in place of one; they are not kept alive.
-    """
+    """Tensors as they are now, or None in place of one; they are not kept alive."""
 
     def __init__(self, *tensors: torch.Tensor | None) -> None:
         DERIVED.watch(*tensors)

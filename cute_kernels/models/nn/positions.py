@@ -64,11 +64,8 @@ def two_integers(name: str, value: Sequence[int]) -> tuple[int, int]:
 
 
 def checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, weight: torch.Tensor) -> tuple[int, int]:
-    """(rows, columns) of positions that fit ``weight``, a square where the caller says none.
-
-    Raises:
-        TypeError, ValueError: other positions than ``[S, N]`` or ``[1, S, N]`` on its device; a grid of another number.
-    """
+    """(rows, columns) of positions that fit ``weight``, a square where the caller says none. Raises TypeError,
+    ValueError: other positions than ``[S, N]`` or ``[1, S, N]`` on its device; a grid of another number."""
     features = weight.shape[0]
     if not isinstance(pos_embed, torch.Tensor):
         raise TypeError(f"pos_embed is {type(pos_embed).__name__}: must be torch.Tensor")

@@ -61,24 +61,14 @@ def run_demo(
     output: Path,
     trace: Path | None,
 ) -> int:
-    """Runs the demo and prints what it finds.
+    """Runs the demo, prints what it finds on the console, and returns the number of output elements whose bits differ
+    from the torch references; 0 is the only good answer.
 
-    Args:
-        console: to print on.
-        images: image files; the photographs of scikit-image when empty.
-        model: folder of a Hugging Face SigLIP or SigLIP2 checkpoint; seeded weights of a base model when None.
-        image_size: input side in pixels, for seeded weights.
-        arch: whose kernels, a key of `cute_kernels.plan.ARCHS`.
-        precisions: of `PRECISIONS`, in the order in which they are shown.
-        config: tunables of the kernel, with one precision; what the plan chooses for the problem when None.
-        output: PNG file to write.
-        trace: file for a timeline of the emulated launch, with one precision, or None.
-
-    Returns:
-        Number of output elements whose bits differ from the torch references; 0 is the only good answer.
-
-    Raises:
-        ValueError, OSError, ModuleNotFoundError: unusable images, checkpoint, config or output.
+    Without image files it takes the photographs of scikit-image, without a checkpoint's folder seeded weights of a base
+    model, of images of ``image_size``. ``precisions``: of `PRECISIONS`, in the order in which they are shown; with one
+    of them ``config`` has tunables of its kernel, and ``trace`` names a file for a timeline of the emulated launch;
+    ``output``: PNG file. Raises ValueError, OSError, ModuleNotFoundError: unusable images, checkpoint, config or
+    output.
     """
     # What no problem allows is refused before images and weights are loaded; a small one allows the most.
     if config is not None:

@@ -31,14 +31,7 @@ SMALLEST = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One precision, given the photographs and the model.
-
-    Attributes:
-        precision: one of `PRECISIONS`.
-        pixels: what it reads, for people.
-        operation: what computes it.
-        arguments: of the operation.
-    """
+    """One precision, given the photographs and the model: ``pixels`` is what it reads, for people."""
 
     precision: str
     pixels: str
@@ -51,11 +44,7 @@ class Candidate:
         return self.operation.reference(self.arguments)
 
     def plan(self, config: Any, arch: str) -> Plan | str:
-        """The plan, or why there is no kernel.
-
-        Raises:
-            ValueError: the configuration is not legal.
-        """
+        """The plan, or why there is no kernel. Raises ValueError: the configuration is not legal."""
         problem = self.operation.problem(self.arguments)
         try:
             plan = make_plan(problem, None, arch)

@@ -19,17 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One implementation's output, compared with the references.
-
-    Attributes:
-        name: the implementation.
-        backend: what executed it.
-        shape: of the output.
-        mismatches: elements whose BF16 bits differ from the reference of the same contract; None for that reference.
-        relative_error: norm of the difference to FP32 over the norm of FP32.
-        max_abs_error: largest absolute difference to FP32.
-        cosine: cosine similarity of the whole output to FP32.
-    """
+    """The output of one implementation, which ``backend`` executed, compared with the references. ``mismatches``:
+    elements whose BF16 bits differ from the reference of the same contract, None for that reference;
+    ``relative_error``: norm of the difference to FP32 over the norm of FP32."""
 
     name: str
     backend: str
@@ -122,15 +114,9 @@ _LABEL_CHARACTERS = 24  # fit along a cell
 def draw_figure(
     photos: Sequence[np.ndarray], maps: dict[str, torch.Tensor], *, title: str, footnote: str, names: Sequence[str]
 ) -> Figure:
-    """Each photo beside its maps; two photos in a row when there are more than three, and two maps at most.
-
-    Args:
-        photos: square uint8 or float RGB arrays ``[H, W, 3]``.
-        maps: title, of one or more lines -> ``[len(photos), grid, grid, 3]`` colours in [0, 1].
-        title: above the figure, wrapped to its width.
-        footnote: below the figure, wrapped to its width.
-        names: one per photo; long ones are shortened.
-    """
+    """Each photo, square RGB ``[H, W, 3]``, beside its maps; two photos in a row when there are more than three, and
+    two maps at most. ``maps``: title, of one or more lines -> ``[len(photos), grid, grid, 3]`` colours in [0, 1].
+    Title and footnote are wrapped to the figure's width, long names of photos shortened."""
     from matplotlib.figure import Figure
 
     per_photo, per_row = 1 + len(maps), 2 if len(photos) > 3 and len(maps) < 3 else 1

@@ -87,13 +87,10 @@ def relu_squared(x: torch.Tensor, out_dtype: torch.dtype = torch.float32) -> tor
 
 
 def sigmoid_gated(name: str, x: torch.Tensor, out_dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """``x * s(x)`` of an FP32 tensor; of -inf NaN, as in torch.
+    """``x * s(x)`` of an FP32 tensor; of -inf NaN, as in torch. ``name``: a key of `SHORT` and `LONG`.
 
-    Args:
-        name: a key of `SHORT` and `LONG`.
-        x: FP32.
-        out_dtype: to which the caller rounds the result. Of a type with fewer significant bits than FP16 (bfloat16,
-            FP8), ``s`` is computed in FP16 from x rounded to FP16; otherwise in FP32. The product is FP32's.
+    Where the caller rounds the result to a type with fewer significant bits than FP16 (bfloat16, FP8), ``out_dtype``,
+    ``s`` is computed in FP16 from x rounded to FP16; otherwise in FP32. The product is FP32's.
     """
     if out_dtype in (torch.float16, torch.float32):
         share = _sigmoid(LONG[name], x)
@@ -103,13 +100,8 @@ def sigmoid_gated(name: str, x: torch.Tensor, out_dtype: torch.dtype = torch.flo
 
 
 def gated_e4m3(name: str, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """``factor * x * s(x)`` of an FP32 tensor, as FP16 numbers that the caller rounds to E4M3; of -inf 0.
-
-    Args:
-        name: a key of `NARROW`.
-        x: FP32.
-        factor: FP32, of all elements. ``factor * x`` is rounded to FP32 and then to FP16, beyond 65504 to that.
-    """
+    """``factor * x * s(x)`` of an FP32 tensor, as FP16 numbers that the caller rounds to E4M3; of -inf 0. ``name``: a
+    key of `NARROW`. ``factor * x`` is rounded to FP32 and then to FP16, beyond 65504 to that."""
     scaled = (x * factor).clamp(-LARGEST_FP16, LARGEST_FP16).to(torch.float16)
     return scaled * _sigmoid(NARROW[name], x.to(torch.float16))
 

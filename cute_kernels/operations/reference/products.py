@@ -31,15 +31,8 @@ MOST_EXACT_K = 1 << 17
 
 
 def integer_sums(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``rows @ values.T`` as ``[rows, N]`` float64 integers.
-
-    Args:
-        rows: ``[rows, K]`` uint8 or int8.
-        values: ``[N, K]`` int8.
-
-    Raises:
-        ValueError: K of 2^38 or more, whose sums float64 cannot hold.
-    """
+    """``[rows, K]`` uint8 or int8 ``@ values.T``, ``[N, K]`` int8, as ``[rows, N]`` float64 integers. Raises
+    ValueError: K of 2^38 or more, whose sums float64 cannot hold."""
     if rows.shape[1] >= 1 << 38:
         raise ValueError(f"K = {rows.shape[1]}: sums of 2^15 each are exact in float64 below K = 2^38")
     return rows.to(torch.float64) @ values.to(torch.float64).T

@@ -40,17 +40,9 @@ def check_arithmetic(arithmetic: str) -> None:
 def accumulate_as(
     a: torch.Tensor, b: torch.Tensor, step: int, arithmetic: str, dtype: torch.dtype
 ) -> torch.Tensor:
-    """``a @ b.T`` from +0, in ascending k, as wgmma on sm_90a or tcgen05.mma on sm_100a adds.
-
-    Args:
-        a, b: ``[rows, K]`` and ``[N, K]`` float64, values of ``dtype``.
-        step: elements of K that are added at once, 32 bytes.
-        arithmetic: ``"sm_90a"`` or ``"sm_100a"``.
-        dtype: float8_e4m3fn, float8_e5m2, float16, bfloat16, or float32 for TF32.
-
-    Returns:
-        ``[rows, N]`` float32.
-    """
+    """``a @ b.T`` from +0, in ascending k, as wgmma on sm_90a or tcgen05.mma on sm_100a adds: ``[rows, N]`` float32.
+    ``a``, ``b``: float64, values of ``dtype`` (float32 for TF32); ``step``: elements of K that are added at once, 32
+    bytes."""
     sums = _Sums(13, 13) if arithmetic == "sm_90a" and dtype.itemsize == 1 else _Sums(25, 23)
     lowest = _LOWEST.get(dtype, -126)
     chunk = max(1, _CHUNK_PRODUCTS // max(1, b.shape[0] * step))

@@ -39,14 +39,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Record:
-    """Facts of a tensor, in its ``__dict__``, so that they live as long as the tensor.
+    """Facts of a tensor, in its ``__dict__``, so that they live as long as the tensor: a copy of it, `_counted` of it
+    when the copy was made, and how many writes were found by comparing.
 
     Weak references are to this, for `torch.utils.swap_tensors` refuses tensors to which there are any.
-
-    Attributes:
-        contents: copy of the tensor, or None.
-        of: `_counted` of the tensor when the copy was made.
-        writes: how many writes were found by comparing.
     """
 
     __slots__ = ("__weakref__", "contents", "of", "writes")

@@ -25,25 +25,17 @@ def launch(
     artifact: Artifact | None = None,
     repeat: int = 1,
 ) -> emulator.Report:
-    """Executes the launch on the CPU from the PTX that CuTe DSL generated, and returns when it is complete.
+    """Executes the launch on the CPU from the PTX that CuTe DSL generated; returns the report of the last one when it
+    is complete.
 
-    Args:
-        plan, operands: as for `cute_kernels.operations.runtime.gpu.launch`; CPU tensors.
-        options: seed, completion order and detectors, otherwise those of `cute_kernels.emulator.default_options`; names
-            of warp roles and barriers are filled in from the plan.
-        artifact: another kernel for the last launch, e.g. one with an instruction taken out; compiled from the plan
-            when None.
-        repeat: launches, each behind the one before it; from the second on, accesses that griddepcontrol.wait does not
-            order race with that one.
+    ``options``: seed, completion order and detectors, otherwise those of `cute_kernels.emulator.default_options`; names
+    of warp roles and barriers are filled in from the plan. ``artifact``: another kernel for the last launch, e.g. one
+    with an instruction taken out. ``repeat``: launches, each behind the one before it; from the second on, accesses
+    that griddepcontrol.wait does not order race with that one.
 
-    Returns:
-        The report of the last launch.
-
-    Raises:
-        TypeError: an operand that the plan needs is missing.
-        ValueError: ``repeat`` below 1.
-        cute_kernels.emulator.errors.EmulatorError: a hang, an illegal access, a missing fence, or PTX that the emulator
-            does not know; ``ptx`` and ``launch`` of the error are the text and the launch.
+    Raises TypeError: an operand that the plan needs is missing; ValueError: ``repeat`` below 1; EmulatorError: a hang,
+    an illegal access, a missing fence, or PTX that the emulator does not know; ``ptx`` and ``launch`` of the error are
+    the text and the launch.
     """
     if repeat < 1:
         raise ValueError(f"repeat = {repeat}: must be at least 1")

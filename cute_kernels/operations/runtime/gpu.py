@@ -44,29 +44,19 @@ class BoundLaunch:
         self._launch = self._frames.launcher((), self._function.call, self._fail)
 
     def __call__(self, *, stream: int, **given: float | int | None) -> None:
-        """Enqueues the kernel on a stream of the current device.
-
-        Args:
-            stream: CUstream handle.
-            given: device addresses, and the number of a value, by the names of `Plan.operands`; what the plan does
-                without is ignored.
-
-        Raises:
-            RuntimeError: the CUDA runtime refused the launch.
-        """
+        """Enqueues the kernel on a stream of the current device, a CUstream handle; ``given`` is as of
+        `host_arguments`. Raises RuntimeError: the CUDA runtime refused the launch."""
         self._frames.write(**{name: value for name, value in given.items() if name in self._given}, stream=stream)
         self._launch(())
 
     def with_constants(
         self, parameters: Sequence[str], **constants: float | int | None
     ) -> Callable[[Sequence[float | int | None]], None]:
-        """The launch as a function of the values of ``parameters`` only: the shortest way for calls that repeat.
+        """The launch as a function of the values of ``parameters`` only, in their order: the shortest way for calls
+        that repeat. What the plan does without is taken and ignored.
 
-        Args:
-            parameters: names of what differs from launch to launch, in the order of the values that the result takes;
-                one that the plan does without is taken and ignored.
-            constants: everything else, ``stream`` among it, likewise; what they point to has to live as long as the
-                result.
+        ``constants``: everything else, ``stream`` among it, likewise; what they point to has to live as long as the
+        result.
         """
         pick = picker([place for place, name in enumerate(parameters) if name in self._given])
         own = pick(parameters)
