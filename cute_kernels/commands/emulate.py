@@ -137,8 +137,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--keep-ptx",
         type=_folder,
         metavar="DIR",
-        help="write every launch's PTX and its facts (grid, block, cluster, shared memory, parameters) to "
-        "DIR/launch-N-KERNEL.ptx and DIR/launch-N.json, failing launches included",
+        help="write facts of every launch, failing ones included (grid, block, cluster, shared memory, parameters), to "
+        "DIR/launch-N.json, and each PTX text once, to DIR/launch-N-KERNEL.ptx; older files of these names are deleted",
     )
     parser.add_argument(
         "--fill-new",

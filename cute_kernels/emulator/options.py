@@ -61,10 +61,11 @@ class Options:
             quarter that their warp may access; left out, they access the lanes of their quarter with the same number
             modulo 32).
         strict: accept only patterns of synchronisation that the PTX ISA shows, where NVIDIA's kernels rely on more:
-            tcgen05.fence is asked for beside release and acquire too, tcgen05.wait::ld before columns are written again
-            whose values have been used; before a CTA exits, each signal to one of its mbarriers must have been waited
-            for, or be ordered before what the CTA waited for, and no mbarrier may have taken some of the arrivals of a
-            phase and not all, or all and not the bytes that they announced.
+            tcgen05.fence is required next to release and acquire too; tcgen05.wait::ld before columns are written again
+            whose values have been used; fence.proxy.async between generic accesses and a copy that overwrites them;
+            bar.warp.sync between loads of several lanes and the arrival of one that hands the memory over. Before a CTA
+            exits, it must have waited for each signal to one of its mbarriers, or for something ordered after it, and
+            every phase that has begun must be complete.
         arithmetic: how tensor cores add products of floats: ``"silicon"`` as those of the architecture that the PTX is
             for (`cute_kernels.emulator.machine.units.matrix.arithmetic` says who measured it), ``"exact"`` with exact
             sums that are rounded once per instruction, to nearest even, as `cute_kernels.operations.reference` computes
