@@ -280,10 +280,14 @@ class Operation(ABC, Generic[A]):
         arch, sm_count = device_facts(torch.cuda.current_device() if device.index is None else device.index)
         return make_plan(problem, self.chosen_config(a, problem), arch, sm_count=sm_count)
 
+    def given(self, **named: Any) -> A:
+        """Arguments by name; the others are left out."""
+        return self.arguments(**(self.table.defaults | named))
+
     def prepared(self, **given: Any) -> Prepared:
         """Everything of a call but the launch: its plan and its operands. ``given``: arguments by name; the others are
         left out. Raises TypeError, ValueError: as a call does."""
-        a = self.arguments(**(self.table.defaults | given))
+        a = self.given(**given)
         self.check(a)
         return self.prepare(a, self.plan(a))
 

@@ -257,7 +257,7 @@ class _Gemm(Operation[GemmArguments]):
         if p.scale_source == "pointer" and not p.row_scale:
             scale_a = torch.tensor(0.05, dtype=torch.float32, device=device)
         in_memory = p.out_scale_source == "pointer"
-        return GemmArguments(
+        return self.given(
             a=a,
             b=b,
             bias=draw(p.n, dtype=getattr(torch, p.bias_dtype)) if p.bias else None,
@@ -266,8 +266,6 @@ class _Gemm(Operation[GemmArguments]):
             residual=draw(p.batches, p.m, p.n, dtype=getattr(torch, p.residual)) if p.residual else None,
             out_scale=torch.tensor(0.5, dtype=torch.float32, device=device) if in_memory else None,
             out_dtype=getattr(torch, p.out_dtype),
-            backend="auto",
-            config=None,
             allow_tf32=True,
             activation=p.activation,
         )

@@ -214,7 +214,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         scale_a = torch.rand(p.m, 1, dtype=torch.float32, device=device) + 0.5 if p.row_scale else 0.05
         if p.scale_source == "pointer" and not p.row_scale:
             scale_a = torch.tensor(0.05, dtype=torch.float32, device=device)
-        return PatchEmbedArguments(
+        return self.given(
             x=x,
             weight=weight,
             bias=draw(p.n, dtype=torch.float32) if p.table_rows and not with_positions else None,
@@ -222,8 +222,6 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             pos_index=torch.randint(p.table_rows, (p.m,), device=device, dtype=torch.int32) if p.table_index else None,
             scale_a=scale_a,
             scale_b=torch.rand(1, p.n, dtype=torch.float32, device=device) + 0.5 if p.feature_scale else None,
-            backend="auto",
-            config=None,
         )
 
     def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:

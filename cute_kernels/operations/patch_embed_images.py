@@ -277,7 +277,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         if p.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         raw = p.in_dtype == "uint8"
-        return PatchEmbedImagesArguments(
+        return self.given(
             images=images,
             weight=weight.raw if raw else weight.normalised,
             weight_scale=weight.scale,
@@ -286,8 +286,6 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             pos_embed=draw(p.table_rows, p.n, dtype=torch.float32) if p.table_rows > 1 else None,
             patch=p.patch,
             out_dtype=getattr(torch, p.out_dtype),
-            backend="auto",
-            config=None,
         )
 
     def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:

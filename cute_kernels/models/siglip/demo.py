@@ -7,7 +7,6 @@ and rows that were made of them by FP8.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from cute_kernels.models import siglip
 from cute_kernels.models.siglip import demo_report as report
 from cute_kernels.models.siglip.demo_candidates import SMALLEST, Candidate, make_candidate
 from cute_kernels.operations import reference
-from cute_kernels.plan import Plan, make_plan
+from cute_kernels.plan import make_plan
 
 if TYPE_CHECKING:
     from cute_kernels.models.siglip import PatchEmbedding
@@ -37,16 +36,6 @@ PHOTOGRAPHS = {
     "retina": "retina",
     "immunohistochemistry": "stained tissue",
 }
-
-
-@dataclass(frozen=True)
-class _Embedded:
-    """Result of one precision, what executed it, and how the kernel was planned; None without one."""
-
-    candidate: Candidate
-    out: torch.Tensor
-    backend: str
-    plan: Plan | None
 
 
 def run_demo(
@@ -90,20 +79,19 @@ def run_demo(
     fp32 = reference.patch_embed_conv2d(
         weights.preprocessing.normalised(raw), weights.weight, weights.bias, weights.pos_embed
     )
-    found, accuracies = [], []
+    outs, accuracies = [], []
     for precision in precisions:
         candidate = make_candidate(precision, raw, weights)
         expected = candidate.reference()
-        embedded = _run(candidate, expected, config, arch, trace, console)
-        name = f"{precision}, {candidate.pixels}"
-        compared = None if embedded.plan is None else expected
-        accuracies.append(report.compare(name, embedded.backend, embedded.out, compared, fp32))
-        found.append(embedded)
+        out, backend = _run(candidate, expected, config, arch, trace, console)
+        compared = None if out is expected else expected
+        accuracies.append(report.compare(f"{precision}, {candidate.pixels}", backend, out, compared, fp32))
+        outs.append(out)
 
     console.print(report.accuracy_table(accuracies))
     console.print("FP32 is torch.nn.functional.conv2d + position embedding on normalised, unquantised pixels.")
     with files.writing(output):
-        _draw(output, names, raw, weights, list(zip(found, accuracies, strict=True)), fp32)
+        _draw(output, names, raw, weights, list(zip(outs, accuracies, strict=True)), fp32)
     console.print(f"picture: {output}")
     return sum(accuracy.mismatches or 0 for accuracy in accuracies)
 
@@ -133,19 +121,19 @@ def _load_photographs(paths: Sequence[Path]) -> tuple[list[str], list[Image.Imag
 
 def _run(
     candidate: Candidate, expected: torch.Tensor, config: Any, arch: str, trace: Path | None, console: Console
-) -> _Embedded:
-    """In the emulator, or, where no kernel takes the images, as the reference has it."""
+) -> tuple[torch.Tensor, str]:
+    """The result, and what executed it: the emulator, or, where no kernel takes the images, the reference."""
     plan = candidate.plan(config, arch)
     if isinstance(plan, str):
         console.print(f"{candidate.precision}: no kernel of {arch} ({plan}); plain torch instead")
-        return _Embedded(candidate, expected, "torch, CPU", None)
+        return expected, "torch, CPU"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(f"{candidate.precision}: emulating clusters", total=None)
         update = lambda done, total: progress.update(task, completed=done, total=total)  # noqa: E731
         out, done = candidate.emulate(plan, trace, update)
     console.print(f"{candidate.precision}: the emulator executed {done}; this says nothing about the speed of a GPU")
-    return _Embedded(candidate, out, f"emulator, {plan.arch.name} PTX", plan)
+    return out, f"emulator, {plan.arch.name} PTX"
 
 
 def _draw(
@@ -153,7 +141,7 @@ def _draw(
     names: Sequence[str],
     raw: torch.Tensor,
     model: PatchEmbedding,
-    found: Sequence[tuple[_Embedded, report.Accuracy]],
+    found: Sequence[tuple[torch.Tensor, report.Accuracy]],
     fp32: torch.Tensor,
 ) -> None:
     basis = report.fit_rgb(fp32)
@@ -161,14 +149,11 @@ def _draw(
     def colours(embeddings: torch.Tensor) -> torch.Tensor:
         return basis(embeddings).unflatten(1, (model.grid, model.grid))
 
-    maps = {
-        f"{accuracy.name}\n{accuracy.relative_error:.2%} off FP32": colours(embedded.out)
-        for embedded, accuracy in found
-    }
+    maps = {f"{each.name}\n{each.relative_error:.2%} off FP32": colours(out) for out, each in found}
     executed = "; ".join(
-        f"{embedded.candidate.precision}: {embedded.backend}"
-        + ("" if accuracy.mismatches is None else f", {accuracy.mismatches:,} numbers differ from its reference")
-        for embedded, accuracy in found
+        f"{each.name.partition(',')[0]}: {each.backend}"
+        + ("" if each.mismatches is None else f", {each.mismatches:,} numbers differ from its reference")
+        for _, each in found
     )
     figure = report.draw_figure(
         list(raw.permute(0, 2, 3, 1).numpy()),

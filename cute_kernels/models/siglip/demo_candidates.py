@@ -13,8 +13,8 @@ from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.models.siglip import PatchEmbedding
 from cute_kernels.operations import reference
 from cute_kernels.operations.base import Operation
-from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
-from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+from cute_kernels.operations.patch_embed import PATCH_EMBED
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.operations.patch_weight import prepare_patch_weight
 from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import Plan, make_plan
@@ -73,7 +73,7 @@ def make_candidate(precision: str, raw: torch.Tensor, model: PatchEmbedding) -> 
     weight = prepare_patch_weight(
         model.weight, precision=precision, mean=model.preprocessing.mean, std=model.preprocessing.std
     )
-    arguments = PatchEmbedImagesArguments(
+    arguments = PATCH_EMBED_IMAGES.given(
         images=raw[:, :, :side, :side].contiguous(),
         weight=weight.raw,
         weight_scale=weight.scale,
@@ -82,8 +82,6 @@ def make_candidate(precision: str, raw: torch.Tensor, model: PatchEmbedding) -> 
         pos_embed=model.pos_embed,
         patch=model.patch_size,
         out_dtype=torch.bfloat16,
-        backend="auto",
-        config=None,
     )
     return Candidate(precision, "uint8 images", PATCH_EMBED_IMAGES, arguments)
 
@@ -94,16 +92,8 @@ def _rows_in_fp8(raw: torch.Tensor, model: PatchEmbedding) -> Candidate:
     pixels = model.preprocessing.normalised(raw)[:, :, :side, :side]
     rows = reference.patch_rows(pixels, model.patch_size).unflatten(0, (raw.shape[0], -1))
     (x, scale_a), (weight, scale_b) = _e4m3(rows), _e4m3(model.rows())
-    arguments = PatchEmbedArguments(
-        x=x,
-        weight=weight,
-        bias=model.bias,
-        pos_embed=model.pos_embed,
-        pos_index=None,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        backend="auto",
-        config=None,
+    arguments = PATCH_EMBED.given(
+        x=x, weight=weight, bias=model.bias, pos_embed=model.pos_embed, scale_a=scale_a, scale_b=scale_b
     )
     return Candidate("fp8", "E4M3 rows", PATCH_EMBED, arguments)
 
