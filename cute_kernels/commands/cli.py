@@ -21,13 +21,10 @@ from cute_kernels.operations.runtime import environment, tuned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Returns:
-        Exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if the arguments cannot be used
-        or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it refuses what it does not
-        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.commands.emulate.EXIT_STATUSES`.
-    """
+    """Runs one command; returns its exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if
+    the arguments cannot be used or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it
+    refuses what it does not implement, 130 after an interrupt. Of ``emulate``:
+    `cute_kernels.commands.emulate.EXIT_STATUSES`."""
     # To parse them loads what the commands need, for a second or more.
     return _guarded(lambda: _run(_parser(kernel_options.named(arguments)).parse_args(arguments)))
 

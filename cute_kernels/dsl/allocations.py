@@ -86,15 +86,9 @@ class View:
 
 @dataclass(frozen=True)
 class Allocations:
-    """Allocations of a kernel.
-
-    Attributes:
-        kernel: name of its entry.
-        static: in the order in which PTX numbers them.
-        dynamic: in the order of addresses; none if it is not known where they are.
-        sized: the program says how large the dynamic shared memory is; else it ends with the last of them.
-        views: tensors, in program order.
-    """
+    """Allocations of the kernel with this entry: static arrays in the order in which PTX numbers them, dynamic ones in
+    the order of addresses, none if it is not known where they are, and tensors in program order. ``sized``: the
+    program says how large the dynamic shared memory is; else it ends with the last of them."""
 
     kernel: str
     static: tuple[Allocation, ...] = ()

@@ -50,9 +50,8 @@ class Arguments(Protocol):
 class HostFunction:
     """The machine code of a host function, from an object that `export_object` made. CuTe DSL is not imported for it.
 
-    Attributes:
-        call: the machine code. It takes the address of an array of pointers, one to each argument and a last one to the
-            CUDA status (int32) that it writes; `load` was called before.
+    ``call`` takes the address of an array of pointers, one to each argument and a last one to the CUDA status (int32)
+    that it writes; `load` was called before.
     """
 
     def __init__(

@@ -75,13 +75,8 @@ def as_floats(sums: cute.Tensor) -> cute.Tensor:
 
 @dataclass(frozen=True)
 class Scales:
-    """``scale[m, n] = fp32(row[m] * feature[n])``, where a factor that is the same for all is the call's number.
-
-    Attributes:
-        call: that number, a view of its place in memory, or None where rows and features both have factors.
-        rows: ``[M]`` FP32, or None.
-        features: ``[N]`` FP32, or None.
-    """
+    """``scale[m, n] = fp32(row[m] * feature[n])``, ``[M]`` and ``[N]`` FP32; a factor that is the same for all, None
+    here, is the call's number, or a view of its place in memory."""
 
     call: Float32 | cute.Tensor | None
     rows: cute.Tensor | None

@@ -144,12 +144,11 @@ def staging_buffer(
 
 @dataclass(frozen=True)
 class WarpStaging:
-    """A ring of store buffers of one warp, each ``rows`` rows of ``row_bytes``. Nothing is shared between warps.
+    """A ring of store buffers of one warp, each ``rows`` rows of ``row_bytes``, from ``base`` on, a multiple of 1024
+    bytes, the longest period of a swizzle. Nothing is shared between warps.
 
-    Attributes:
-        base: first buffer; a multiple of 1024 bytes, the longest period of a swizzle.
-        source, target: of the TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and batch if
-            the output has batches; TMA clips rows and columns beyond the output.
+    ``source``, ``target``: of the TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and
+    batch if the output has batches; TMA clips rows and columns beyond the output.
     """
 
     base: cute.Pointer

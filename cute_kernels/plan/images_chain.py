@@ -118,15 +118,11 @@ def _why_no_strips(problem: PatchEmbedImagesProblem) -> str:
 
 @dataclass(frozen=True)
 class RowsChainPlan(Plan):
-    """A pass over the images, then the patch embed of the rows that it writes.
+    """A pass over the images, then the patch embed of the rows that it writes, whose plan is ``rows``; ``reason``: why
+    there are two.
 
     Rows count the pixels of a patch by (channel, row, column); where the channels are last by (row, column, channel),
     as the images do, and the weight likewise. They are zero-padded to `cute_kernels.plan.patchify.ROW_BYTES`.
-
-    Attributes:
-        config: of the second kernel.
-        rows: plan of the second kernel.
-        reason: why there are two.
     """
 
     operation: ClassVar[str] = "patch_embed_images"

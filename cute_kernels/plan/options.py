@@ -11,14 +11,10 @@ from cute_kernels.common.facts import text
 
 @dataclass(frozen=True)
 class Option:
-    """One option of the commands that take a problem.
+    """One option of the commands that take a problem, with hyphens for the underscores of its name.
 
-    Attributes:
-        name: of the value; the option has hyphens for its underscores.
-        default: without the option. A bool, which is False, makes it a flag, an int a positive integer; None leaves
-            the value to `ProblemOptions.problem`.
-        help: what it is.
-        choices: allowed words; the plan judges which of them its problem may have.
+    A default that is False makes it a flag, an int a positive integer; None leaves the value to
+    `ProblemOptions.problem`. ``choices``: allowed words; the plan judges which of them its problem may have.
     """
 
     name: str

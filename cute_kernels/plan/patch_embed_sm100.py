@@ -30,13 +30,9 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class StoreGroup:
-    """Regions of one warp whose TMA stores are issued together.
-
-    Attributes:
-        first, end: regions ``[first, end)`` of the tile.
-        pending: store groups that may be unread when the first of them is written: with all but the newest ``pending``
-            read, the buffers of this group are free. Groups complete in the order in which they were issued.
-    """
+    """Regions ``[first, end)`` of a tile whose TMA stores one warp issues together. ``pending``: store groups that may
+    be unread when the first of them is written: with all but the newest ``pending`` read, the buffers of this group
+    are free. Groups complete in the order in which they were issued."""
 
     first: int
     end: int

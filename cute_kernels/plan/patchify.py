@@ -36,15 +36,9 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class PatchifyProblem(Typed):
-    """Images ``[batch, channels, height, width]`` -> rows ``[batch * positions, row_elements]``.
-
-    Attributes:
-        batch, channels, height, width: of the images; height and width are whole patches.
-        patch: side of a patch in pixels.
-        in_dtype, out_dtype: element types of pixels and rows, as torch names them.
-        channels_last: memory order of the images: (row, column, channel) instead of (channel, row, column).
-        order: of the pixels in a row of the result.
-    """
+    """Images ``[batch, channels, height, width]``, of whole patches, -> rows ``[batch * positions, row_elements]``,
+    whose pixels are in this ``order``. ``channels_last``: memory order of the images: (row, column, channel) instead
+    of (channel, row, column)."""
 
     batch: int = field(metadata=LAUNCH_ARGUMENT)
     channels: int

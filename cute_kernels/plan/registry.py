@@ -44,15 +44,9 @@ from cute_kernels.plan.prediction import Prediction
 
 @dataclass(frozen=True)
 class Planner:
-    """An operation, as plans know it.
-
-    Attributes:
-        operation: its name, that of `Plan.operation`.
-        problem: class of its problems.
-        options: by which a command line names one of them.
-        check: raises ValueError for a problem that no architecture could run.
-        kernels: by the name of the architecture; a problem gets the first that takes it, and the last takes all.
-    """
+    """An operation, as plans know it: class of its problems, ``options`` by which a command line names one of them, and
+    ``check``, which raises ValueError for a problem that no architecture could run. ``kernels``: by the name of the
+    architecture; a problem gets the first that takes it, and the last takes all."""
 
     operation: str
     problem: type

@@ -90,16 +90,9 @@ def aligned(values: np.ndarray, alignment: int = 128) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class PtxLaunch:
-    """One launch of a PTX text on arrays of the host; made by `prepare`.
-
-    Attributes:
-        text: PTX.
-        grid, block, cluster: extents, as for `cute_kernels.emulator.run`.
-        dynamic_smem: bytes of dynamic shared memory.
-        params: one byte string for each parameter.
-        arrays: all that the kernel may touch, those behind tensor maps after those that are arguments.
-        maps: numbers of the arrays that hold tensor maps, in which there are addresses.
-    """
+    """One launch of a PTX text on arrays of the host, made by `prepare`; extents as for `cute_kernels.emulator.run`,
+    one byte string for each parameter. ``arrays``: all that the kernel may touch, those behind tensor maps after
+    those that are arguments; ``maps``: numbers of the arrays that hold tensor maps, in which there are addresses."""
 
     text: str
     grid: int | Sequence[int]

@@ -115,15 +115,10 @@ PAIR = 0b11
 class ClusterPlace:
     """A CTA of a cluster of ``pairs[0]`` x ``pairs[1]`` pairs along the rows and the columns of the output.
 
-    CTA ``rank`` of pair (m, n) has cluster rank ``rank + 2 * (m + pairs[0] * n)``: `tcgen05` pairs neighbouring ranks.
-    Pairs of one row of the cluster multiply the same rows of ``a``, pairs of one column the same rows of ``b``; what
-    they share is split between the CTAs of equal ``rank``, each of which loads its part for all of them.
-
-    Attributes:
-        rank: which CTA of its pair; 0 leads.
-        m, n: which pair.
-        pairs: pairs of the cluster along rows and columns.
-        cta_group: CTAs that multiply together; 1: there are no pairs, and the CTA is alone.
+    CTA ``rank`` of pair (m, n) has cluster rank ``rank + 2 * (m + pairs[0] * n)``: `tcgen05` pairs neighbouring ranks,
+    of which 0 leads. Pairs of one row of the cluster multiply the same rows of ``a``, pairs of one column the same rows
+    of ``b``; what they share is split between the CTAs of equal ``rank``, each of which loads its part for all of them.
+    With ``cta_group`` 1 there are no pairs, and the CTA is alone.
     """
 
     rank: Int32
@@ -249,15 +244,12 @@ def make_mma(
 
 @dataclass(frozen=True)
 class Mma:
-    """Issues ``tcgen05.mma.cta_group::2`` for every tile of this cluster.
+    """Issues ``tcgen05.mma.cta_group::2``, 256 x tile_n x 32 bytes of K, for every tile of this cluster.
 
-    Attributes:
-        tiled_mma: instruction of a CTA pair, 256 x tile_n x 32 bytes of K.
-        row_fragments, column_fragments: shared-memory descriptors ``[.., k step, stage]`` of the operands along the
-            rows (``stage * mma_tiles + mma_tile``) and the columns of a tile.
-        accumulators: tensor-memory view ``[.., accumulator * mma_tiles + mma_tile]``.
-        mma_tiles: instruction tiles side by side in the rows of one tile, which share a stage of the column operand and
-            are handed to the epilogue one by one.
+    ``row_fragments``, ``column_fragments``: shared-memory descriptors ``[.., k step, stage]`` of the operands along the
+    rows (``stage * mma_tiles + mma_tile``) and the columns of a tile; ``accumulators``: tensor-memory view ``[..,
+    accumulator * mma_tiles + mma_tile]``; ``mma_tiles``: instruction tiles side by side in the rows of one tile, which
+    share a stage of the column operand and are handed to the epilogue one by one.
     """
 
     tiled_mma: cute.TiledMma

@@ -73,14 +73,9 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
     """Epilogue of rows, stored to ``[box, row block, 32-feature block, position block]``.
 
     In position order every 8 columns are images at one position, and a thread adds the same four numbers to all of
-    them. In flat order each row has table values of its own.
-
-    Attributes:
-        table: ``[4, 8, padded features / 32, rows]`` view of the bias + position table, or None: a thread's features,
-            its place in a block of 32, the block.
-        table_rows: which row of the table a row of the output gets.
-        scales: dequantisation multipliers.
-        features: factors of the four features of a thread, ``lane / 4 + 8 i``, or None.
+    them. In flat order each row has table values of its own. ``table``: ``[4, 8, padded features / 32, rows]`` view of
+    the bias + position table: a thread's features, its place in a block of 32, the block; ``features``: factors of the
+    four features of a thread, ``lane / 4 + 8 i``, or None.
     """
 
     plan: Sm100ResidentPlan

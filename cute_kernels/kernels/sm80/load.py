@@ -75,14 +75,9 @@ def key_of_column(row: Int32 | int, chunks: int, lane_columns: int) -> Int32 | i
 
 @dataclass(frozen=True)
 class RowsLoad:
-    """Copies ``tile_rows`` rows of a matrix ``[rows, K]``, this thread one piece of every `Sm80Plan.pass_rows`.
-
-    Attributes:
-        source, target: address of this thread's first piece, and where it goes in a stage.
-        rows, bytes_left: that the matrix and a row have from there on; beyond them there are zeros.
-        pitch: bytes from row to row.
-        key: of a row, as `key_of_row`.
-    """
+    """Copies ``tile_rows`` rows of a matrix ``[rows, K]``, this thread one piece of every `Sm80Plan.pass_rows`: from
+    ``source``, its first piece, to ``target`` in a stage. Behind ``rows`` and ``bytes_left``, that the matrix and a
+    row have from there on, there are zeros; ``key``: of a row, as `key_of_row`."""
 
     plan: Sm80Plan
     source: Int64

@@ -40,13 +40,9 @@ def grid_of(batch: Int32, height: Int32, width: Int32, patch: int) -> Grid:
 
 @dataclass(frozen=True)
 class PatchLoad(Load):
-    """Copies the rows of this thread's patches, or its piece of them.
-
-    Attributes:
-        sources: address of each patch's first piece that is this thread's.
-        targets: (offset of the patch's row in a stage, of the piece in it), both in bytes.
-        line, channel: bytes from row to row of an image, and from channel to channel.
-    """
+    """Copies the rows of this thread's patches, or its piece of them. ``sources``: address of each patch's first piece
+    that is this thread's; ``targets``: (offset of the patch's row in a stage, of the piece in it); ``line``,
+    ``channel``: from row to row of an image, and from channel to channel, all in bytes."""
 
     plan: Sm80ImagesPlan
     sources: list[Int64]

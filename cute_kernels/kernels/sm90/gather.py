@@ -85,11 +85,8 @@ class GatherMma(GemmMma):
     """Computes and stores this warpgroup's patches of the tiles of its cluster.
 
     A WGMMA's 64 rows are one patch of each of 64 pieces. MMA tiles run through the places of a patch in a piece first,
-    then through blocks of 64 pieces.
-
-    Attributes:
-        bias: table ``[2, padded features / 2, rows]``, or None.
-        grid: patches of a column and of a row of an image.
+    then through blocks of 64 pieces. ``bias``: table ``[2, padded features / 2, rows]``; ``grid``: patches of a column
+    and of a row of an image.
     """
 
     plan: Sm90GatherPlan

@@ -49,15 +49,12 @@ class TileEpilogue(Protocol):
 
 @dataclass(frozen=True)
 class Mma:
-    """Computes and stores this warpgroup's 64 features of every tile of its cluster.
+    """Computes and stores this warpgroup's 64 features of every tile of its cluster, by 64 x tile_rows x 32 bytes
+    instructions.
 
-    Attributes:
-        tiled_mma: 64 x tile_rows x 32 bytes instruction of one warpgroup.
-        accumulator_type: of its result.
-        weight: A operand: register fragments ``[.., k step]`` if resident, otherwise shared-memory descriptors
-            ``[.., k step in block, block]``.
-        x_fragments: shared-memory descriptors ``[.., k step in block, block]`` of each part of a stage.
-        order_barrier: first of the named barriers by which warpgroups hand the tensor cores to each other.
+    ``weight``: A operand: register fragments ``[.., k step]`` if resident, otherwise shared-memory descriptors ``[.., k
+    step in block, block]``, as ``x_fragments`` are, of each part of a stage; ``order_barrier``: first of the named
+    barriers by which warpgroups hand the tensor cores to each other.
     """
 
     plan: TransposedPlan

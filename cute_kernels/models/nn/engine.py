@@ -253,13 +253,11 @@ class PatchEngine:
         pos_embed: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``[B, S, N]`` in the type of ``weight``, ``[N, C, p, p]`` or ``[N, C * p * p]`` in the order of the options.
+        """``[B, S, N]`` in the type of ``weight``, ``[N, C, p, p]`` or ``[N, C * p * p]`` in the order of the options,
+        of images ``[B, C, H, W]``; pixels beyond the last whole patch are left out, as a convolution does.
 
-        Args:
-            images: ``[B, C, H, W]``; pixels beyond the last whole patch are left out, as a convolution does.
-            weight, bias: of the layer.
-            pos_embed: ``[S, N]`` or None; in a graph that is traced also ``[1, S, N]``.
-            position_ids: ``[1, S]``, which of them each patch gets, in a graph; elsewhere they are in order.
+        ``pos_embed``: ``[S, N]`` or None; in a graph that is traced also ``[1, S, N]``, and with ``position_ids`` ``[1,
+        S]``, which of them each patch gets; elsewhere they are in order.
         """
         dtype = self._training_type(weight)
         if dtype is not None and self.wants_gradients(images, weight, bias, pos_embed):
@@ -328,12 +326,11 @@ class PatchEngine:
         table: torch.Tensor | None = None,
         index: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``[.., N]`` in the type of ``weight``, of patches that are rows already.
+        """``[.., N]`` in the type of ``weight``, of patches that are rows already: ``[.., C * T * p * p]`` in the order
+        of the options, T frames of them, or one for T equal ones.
 
-        Args:
-            rows: ``[.., C * T * p * p]`` in the order of the options, T frames of them, or one for T equal ones.
-            weight, bias: as in `images`; of T frames ``[N, C * T * p * p]``, or a Conv3d's ``[N, C, T, p, p]``.
-            table, index: positions ``[T, N]``, and ``[..]`` int32, which of them each row gets.
+        ``weight``, ``bias``: as in `images`; of T frames ``[N, C * T * p * p]``, or a Conv3d's ``[N, C, T, p, p]``;
+        ``table``, ``index``: positions ``[T, N]``, and ``[..]`` int32, which of them each row gets.
         """
         dtype = self._training_type(weight)
         if dtype is not None and self.wants_gradients(rows, weight, bias, table):

@@ -145,17 +145,12 @@ _FORWARDS = PatchConv2d.forward, PatchLinear.forward
 
 
 def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw") -> None:
-    """Refuses what is no patch embedding.
+    """Refuses what is no Conv2d whose kernel is its stride, nor a Linear over flattened patches of so many channels, in
+    this order.
 
-    Args:
-        module: to be a Conv2d whose kernel is its stride, or a Linear over flattened patches.
-        channels: C of a Linear.
-        order: of a patch's pixels in a Linear's rows.
-
-    Raises:
-        TypeError: neither, or a subclass with a forward of its own; parametrised or lazy parameters.
-        ValueError: an instance with a forward of its own, unless accelerate's hooks put it there; what is no square
-            patch, by name of what differs; features that are no multiple of 8; an order that a Conv2d does not have.
+    Raises TypeError: neither, or a subclass with a forward of its own; parametrised or lazy parameters; ValueError: an
+    instance with a forward of its own, unless accelerate's hooks put it there; what is no square patch, by name of what
+    differs; features that are no multiple of 8; an order that a Conv2d does not have.
     """
     if isinstance(module, torch.nn.Module):
         check_reachable(module)
