@@ -17,10 +17,9 @@ from cute_kernels.plan.images import PIXEL_TYPES
 ROOT = Path(__file__).parents[1]
 PAGES = ("which_kernel.md",)
 
-ARCHITECTURES = {
-    "sm_90a": "sm_90a", "sm_100a": "sm_100a", "sm_80": "sm_80, sm_90", "sm_89": "sm_86, sm_89, sm_120 (E4M3: not sm_86)"
-}  # fmt: skip
-"""One of those with the same kernels each, and what the column says."""
+COLUMNS = (("sm_90a",), ("sm_100a",), ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120"))
+"""Architectures that mostly get the same kernels."""
+
 LAUNCH_SIZES = {"1 image": 1, "64 images": 64}
 """Images of a call: few, where a launch more counts, and many."""
 
@@ -50,19 +49,26 @@ def kernel_files(problem: object, arch: str) -> str:
 
 
 def cells(problems: dict[str, object]) -> tuple[str, ...]:
-    """What runs on each architecture; problems are told apart where they get different kernels."""
-    columns = []
-    for arch in ARCHITECTURES:
-        found = {what: kernel_files(problem, arch) for what, problem in problems.items()}
-        same = len(set(found.values())) == 1
-        columns.append(next(iter(found.values())) if same else "; ".join(f"{k}: {v}" for k, v in found.items()))
-    return tuple(columns)
+    """What runs in each column; problems and architectures are told apart where they get different kernels."""
+
+    def of_arch(arch: str) -> str:
+        return apart({size: kernel_files(problem, arch) for size, problem in problems.items()})
+
+    return tuple(apart({arch: of_arch(arch) for arch in archs}) for archs in COLUMNS)
+
+
+def apart(found: dict[str, str]) -> str:
+    """The one text of all names, or each text behind its names."""
+    names: dict[str, list[str]] = {}
+    for name, text in found.items():
+        names.setdefault(text, []).append(name)
+    return text if len(names) == 1 else "; ".join(f"{', '.join(names[text])}: {text}" for text in names)
 
 
 def heading(columns: str) -> list[str]:
     """The first lines of a table whose last columns are the architectures."""
-    count = columns.count("|") + 1 + len(ARCHITECTURES)
-    return [f"| {columns} | {' | '.join(ARCHITECTURES.values())} |", "|---" * count + "|"]
+    count = columns.count("|") + 1 + len(COLUMNS)
+    return [f"| {columns} | {' | '.join(map(', '.join, COLUMNS))} |", "|---" * count + "|"]
 
 
 def lines(kinds: dict[str, dict[int, tuple[str, ...]]], shown: Callable[[list[int]], str]) -> list[str]:

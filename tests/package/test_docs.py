@@ -18,7 +18,7 @@ import pytest
 import cute_kernels
 from bench import archive
 from cute_kernels.commands import cli, kernel_options
-from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem
 from cute_kernels.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ SIZES = {
     # Model engineers.
     "docs/use_in_your_model.md": 10_750, "docs/operations.md": 8_150,
     "docs/fp8_mlp.md": 3_600,
-    "docs/which_kernel.md": 6_500, "docs/caching.md": 3_400, "docs/performance.md": 12_900,
+    "docs/which_kernel.md": 5_750, "docs/caching.md": 3_400, "docs/performance.md": 12_900,
     # Explorers.
     "docs/explore.md": 3_100, "docs/profiling.md": 3_500, "docs/model.md": 5_750,
     "docs/experiments.md": 6_750, "docs/sass.md": 2_750,
@@ -120,12 +120,16 @@ def test_a_table_of_kernels_names_what_a_plan_runs() -> None:
     page = (ROOT / "docs" / "which_kernel.md").read_text()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
     (images,) = (row for row in rows if row[0] == "`int8`" and row[1] == "16")
-    kernels = ["sm90", "sm100", "sm80", "sm80"]
-    assert images[2:] == [f"`{kernel}/patch_embed_images`" for kernel in kernels]
+    assert images[2:] == [f"`{kernel}/patch_embed_images`" for kernel in ("sm90", "sm100", "sm80")]
     problem = PatchEmbedImagesProblem(1, 3, 224, 224, 16, 768, table_rows=196)
-    for arch, cell in zip(("sm_90a", "sm_100a", "sm_86", "sm_120"), images[2:]):
+    for arch, cell in zip(("sm_90a", "sm_100a", "sm_86", "sm_120"), (*images[2:], images[-1])):
         module = make_plan(problem, arch=arch).kernel.partition(":")[0]
         assert module == "cute_kernels.kernels." + cell.strip("`").replace("/", ".")
+    (narrow,) = (row for row in rows if row[:2] == ["`gemm`", "float8_e4m3fn"])
+    assert narrow[-1] == "sm_80, sm_86, sm_90: -; sm_89, sm_120: `sm80/gemm`"
+    for arch in ("sm_80", "sm_86", "sm_90"):
+        with pytest.raises(ValueError, match="E4M3"):
+            make_plan(GemmProblem(64, 64, 64, in_dtype="float8_e4m3fn"), arch=arch)
 
 
 def test_every_page_is_in_the_site() -> None:
