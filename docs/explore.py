@@ -13,16 +13,17 @@
 #
 # Choose a configuration, see what it needs, how long it should take and what bounds it, execute its PTX, count what
 # every unit does, and look at a timeline. Open this file as a notebook with jupytext or an editor that knows `# %%`
-# cells, or run it: `python docs/explore.py`. It writes `trace.json` and `trace.png` to the current folder.
+# cells, or run it: `python docs/explore.py`. It writes `trace.json` and `trace.html` to the current folder.
 
 # %%
 import dataclasses
+from pathlib import Path
 
 import torch
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.emulator import Options, Report
-from cute_kernels.explore.trace_figure import draw_trace
+from cute_kernels.explore import explorer, page
 from cute_kernels.operations.runtime.emulated import launch as emulate
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import Plan, make_plan, predict
@@ -153,9 +154,9 @@ for role, classes in reports["default"].units.instructions.items():
 # %% [markdown]
 # ## A timeline
 #
-# Under a random schedule, drawn from the seed. Open `trace.json` in https://ui.perfetto.dev to move around in it. The
-# axis counts steps of the schedule and is not time: who waits for whom is real, how long is not.
+# Under a random schedule, drawn from the seed. `trace.html` shows the first cluster; open `trace.json` in
+# https://ui.perfetto.dev to see all.
 
 # %%
 report = run(plans["default"], Options(trace="trace.json", completion="random", interleave="random", seed=1))
-draw_trace("trace.json").savefig("trace.png")
+Path("trace.html").write_text(page.timeline_page(explorer.drawn("trace.json"), "trace.json"))

@@ -12,7 +12,7 @@ from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, arch_of, 
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.common.progress import ProgressLine
-from cute_kernels.explore import subjects, sweep_outcomes, sweep_table, sweep_text
+from cute_kernels.explore import page, subjects, sweep_outcomes, sweep_table, sweep_text
 
 _VARIED = ("tile_n=128,256", "stages=2,3,4,6")
 """Values that ``explore`` tries of patch-embed on SM100 without ``--vary``."""
@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     parser.add_argument("--pareto", metavar="X,Y", help="columns of the Pareto front (default: shared,modelled)")
     tables.add_formats(parser)
     workers.add_worker_arguments(parser)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the page of explore, .html, without counts")
     parser.add_argument(
         "--best",
         type=count,
@@ -135,8 +135,7 @@ def subject_of(options: argparse.Namespace) -> subjects.Kernel | subjects.Progra
 def run(options: argparse.Namespace) -> int:
     """Prints the table; raises ValueError for tunables that the kernel does not have."""
     if options.output is not None:
-        extras.require("demo", "--output", ("matplotlib",))
-        files.check_output(options.output, ".png")
+        files.check_output(options.output, ".html")
     workers.check_workers(options)
     tables.check(options)
     axes = sweep_text.axes_of(options.pareto)
@@ -149,14 +148,11 @@ def run(options: argparse.Namespace) -> int:
     if options.measure:
         sweep_table.check_measurable(subject.problem)
     with workers.workers_of(options) as where, ProgressLine() as line:
-        rows = subject.rows(seen=line.following(subject.count, sweep_text.outcome), **how, **where)
+        rows = subject.rows(seen=line.following(len(subject.settings), sweep_text.outcome), **how, **where)
     lines = sweep_text.text_of(rows, options.best, options.sort, axes)
     tables.show(options, sweep_outcomes.records(sweep_outcomes.by(rows, options.sort)), lines)
-    if options.output is not None and any(row.smem for row in rows):
-        import cute_kernels.explore.sweep_figure as sweep_figure
-
-        with files.writing(options.output):
-            sweep_figure.draw(rows, *axes).savefig(options.output)
+    if options.output is not None:
+        files.write_text(options.output, page.page(rows, subject))
     return sweep_outcomes.exit_status(rows)
 
 
@@ -164,7 +160,7 @@ def run_explore(options: argparse.Namespace) -> int:
     """Writes the page, or writes the notebook and opens it. Raises MissingExtra: JupyterLab, or what the page needs, is
     not installed; ValueError: tunables that the kernel does not have, or none to vary; another suffix than .ipynb
     and .html; FileExistsError: the notebook is there already."""
-    extras.require("demo", "the command explore")
+    extras.require("emulator", "the command explore")
     import cute_kernels.explore.notebook as notebook  # torch and the emulator
 
     output = options.output or notebook.unused(Path("explore.ipynb"))
@@ -172,8 +168,10 @@ def run_explore(options: argparse.Namespace) -> int:
     jobs = options.jobs or workers.JOBS
     if output.suffix.lower() == ".html":
         subject = subject_of(options)
+        trace = output.with_suffix(".trace.json")
         with ProgressLine() as line:
-            text = notebook.page(subject, jobs, line.following(subject.count, sweep_text.outcome))
+            seen = line.following(len(subject.settings), sweep_text.outcome)
+            text = notebook.page(subject, jobs, seen, trace)
         files.write_text(output, text)
         files.show(str(output))
         return 0

@@ -15,7 +15,7 @@ _DEMO = {**_EMULATOR, **_IMAGES, "rich": "rich", "matplotlib": "matplotlib", "sk
 EXTRAS = {
     "emulator": _EMULATOR,
     "demo": _DEMO,
-    "explore": {**_DEMO, "jupyterlab": "jupyterlab"},
+    "explore": {**_EMULATOR, "jupyterlab": "jupyterlab"},
     "hf": {**_IMAGES, "transformers": "transformers"},
     "dask": {"distributed": "distributed"},
     "ray": {"ray": "ray", "grpc": "grpcio"},

@@ -1,109 +1,25 @@
-"""The page of a sweep, in a notebook or as a file of its own; docs/explore.md"""
+"""Parts of a page of a sweep besides its rows: measured times, data frames, timelines; docs/explore.md"""
 
 from __future__ import annotations
 
-import base64
-import html
-import io
+import json
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cute_kernels import emulator
-from cute_kernels.common import extras
 from cute_kernels.common.chips import DEFAULT_ARCH
-from cute_kernels.explore import sweep_figure, sweep_outcomes, sweep_program, sweep_table, sweep_text, trace_figure
+from cute_kernels.explore import sweep_outcomes, sweep_program, sweep_table
+from cute_kernels.explore.page import page
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.operations import examples
 from cute_kernels.operations.runtime import emulated
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_HEAD = (
-    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>cute-kernels explore</title>'
-    "<style>body{font-family:sans-serif;max-width:70em;margin:2em auto}"
-    "pre{overflow-x:auto;background:#f5f5f5;padding:.6em}</style>\n"
-)
-
-
-def page(rows: Sequence[Row], choice: str = "", draw: Callable[[Row], Figure] | None = None) -> str:
-    """A table of configurations with its pictures, as HTML without anything outside of it.
-
-    Args:
-        rows: of one sweep.
-        choice: Python that makes the rows, to be copied.
-        draw: draws a timeline of a row; None leaves it out.
-
-    Raises:
-        MissingExtra: matplotlib is not installed (extra ``demo``).
-    """
-    return "".join([_HEAD, *_parts(rows, choice, draw), "</html>\n"])
-
-
-def _parts(rows: Sequence[Row], choice: str, draw: Callable[[Row], Figure] | None) -> Iterator[str]:
-    yield "<h1>Configurations of a kernel, side by side</h1>\n"
-    if choice:
-        yield f"<details><summary>code</summary>{_text(choice)}</details>\n"
-    axes = sweep_text.AXES if any(row.design for row in rows) else ("shared", "warp instructions")
-    yield _text("\n".join(sweep_text.text_of(rows, axes=axes if any(row.smem for row in rows) else sweep_text.AXES)))
-    if any(row.smem for row in rows):
-        yield "<h2>Memory of a CTA</h2>\n" + _picture(
-            sweep_figure.draw(rows, *axes), sweep_figure.alternative(rows, *axes)
-        )
-    yield "<h2>Counts of the emulator</h2>\n" + _text(counts_table(rows))
-    chosen = next((level[0] for level in sweep_outcomes.ranked(rows)), None)
-    chosen = chosen or next((row for row in rows if row.reason is None), None)
-    if chosen is None:
-        return
-    if configs := [f"{number}  {row.config}" for number, row in _numbered(rows) if row.config and row.reason is None]:
-        yield "<h2>Configurations to copy</h2>\n" + _text("\n".join(configs))
-    if draw is not None:
-        number = sweep_outcomes.numbers(rows)[id(chosen)]
-        yield f"<h2>A timeline of row {number}</h2>\n<p>Under a random schedule. Its axis counts steps and is not "
-        yield "time: who waits for whom is real, how long is not.</p>\n"
-        yield _picture(draw(chosen), "Who works and who waits for whom, in steps")
-
-
-def _text(text: str) -> str:
-    return f"<pre>{html.escape(text)}\n</pre>\n"
-
-
-def _picture(figure: Figure, words: str) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    encoded = base64.b64encode(buffer.getvalue()).decode()
-    return f'<p><img alt="{html.escape(words)}" src="data:image/png;base64,{encoded}"></p>\n'
-
-
-def _numbered(rows: Sequence[Row]) -> list[tuple[int, Row]]:
-    numbers = sweep_outcomes.numbers(rows)
-    return [(numbers[id(row)], row) for row in rows]
-
-
-def counts_table(rows: Sequence[Row]) -> str:
-    """Counts by configuration, one line for each count; the numbers at the top are those of the sweep's table."""
-    counted = [(number, row) for number, row in _numbered(rows) if row.counts]
-    if not counted:
-        return "no configuration was executed"
-    names = [
-        name
-        for name in dict.fromkeys(name for _, row in counted for name in row.counts)
-        if any(row.counts.get(name) for _, row in counted)
-    ]
-    width = max(map(len, names))
-    lines = [" " * width + "".join(f"{number:>12}" for number, _ in counted)]
-    lines += [f"{name:{width}}" + "".join(f"{row.counts.get(name, 0):12,.0f}" for _, row in counted) for name in names]
-    if small := counted[0][1].small:
-        size = f"of {small.describe_problem()}, which the kernel of the problem computes with tiles as full as there"
-        lines = [f"{size}, on {small.sm_count} multiprocessors", *lines]
-    missing = [number for number, row in _numbered(rows) if row.reason is None and not row.counts]
-    if missing:
-        lines.append(f"no smaller problem shows {sweep_outcomes.spans(missing)} beside these")
-    return "\n".join(lines)
+__all__ = ["frame", "measured", "page", "timeline", "timeline_of_program"]
 
 
 def measured(problem: Any, rows: Sequence[Row]) -> list[Row]:
@@ -130,25 +46,45 @@ def frame(rows: Sequence[Row]) -> Any:
 # --- timelines: the first cluster of a launch in the emulator under a random schedule --------------------------------
 
 
-def timeline(row: Row, *, seed: int = 1) -> Figure:
-    """A timeline of a row's kernel on the smaller problem that it was counted on, of a chain its last one. Raises
-    MissingExtra: matplotlib is not installed (extra ``demo``); ValueError: there is no such problem."""
+def timeline(row: Row, *, seed: int = 1, trace: Path | None = None) -> dict[str, Any]:
+    """A timeline of a row's kernel on the smaller problem that it was counted on, of a chain its last one.
+
+    Args:
+        row: one that was counted.
+        seed: of the schedule.
+        trace: where the file for Perfetto stays.
+
+    Returns:
+        ``of``, what it shows; ``tracks``, their names; ``slices``: track, first step, steps, kind and words of each;
+        ``arrows`` from releases to waits: step and track of both.
+
+    Raises:
+        ValueError: there is no such problem.
+    """
     if row.small is None:
         raise ValueError(f"row = {dict(row.settings)}: must be one that was counted")
-    return _drawn(lambda options: emulated.launch(row.small, examples.random_operands(row.small), options), seed)
+    operands = examples.random_operands(row.small)
+    run = _schedule(lambda options: emulated.launch(row.small, operands, options), seed, trace)
+    settings = sweep_outcomes.settings_text([row]) if row.settings else "the default"
+    return {**run, "of": f"{row.small.describe_problem()}, {settings}"}
 
 
 def timeline_of_program(
-    script: str, settings: Mapping[str, Any], *, arch: str = DEFAULT_ARCH, arguments: Sequence[str] = ()
-) -> Figure:
-    """A timeline of a program's first launch.
+    script: str,
+    settings: Mapping[str, Any],
+    *,
+    arch: str = DEFAULT_ARCH,
+    arguments: Sequence[str] = (),
+    trace: Path | None = None,
+) -> dict[str, Any]:
+    """A timeline of a program's first launch, as of `timeline`.
 
     Args:
         script, arch, arguments: as for `cute_kernels.explore.sweep_program.sweep_program`.
         settings: of one configuration that the program accepts.
+        trace: where the file for Perfetto stays.
 
     Raises:
-        MissingExtra: matplotlib is not installed (extra ``demo``).
         ValueError: the program refuses the settings, or launches no kernel.
         EmulatorError: a kernel of it is at fault.
     """
@@ -161,12 +97,45 @@ def timeline_of_program(
         if reason is not None:
             raise ValueError(f"settings = {dict(settings)}: {reason}")
 
-    return _drawn(run, 1)
+    return {**_schedule(run, 1, trace), "of": " ".join([Path(script).name, *words])}
 
 
-def _drawn(run: Callable[[emulator.Options], object], seed: int) -> Figure:
-    extras.require("demo", "the picture of a timeline", ("matplotlib",))
+def _schedule(run: Callable[[emulator.Options], object], seed: int, trace: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        run(emulator.Options(trace=str(trace), completion="random", interleave="random", seed=seed))
-        return trace_figure.draw_trace(trace)
+        file = trace or Path(folder) / "trace.json"
+        run(emulator.Options(trace=str(file), completion="random", interleave="random", seed=seed))
+        return drawn(file)
+
+
+_KINDS = ("work", "wait", "instruction")
+
+
+def drawn(trace: str | Path, cluster: int = 0) -> dict[str, Any]:
+    """A timeline of one cluster, as of `timeline`, from a file that `Options.trace` wrote. Raises ValueError: the file
+    does not have that cluster."""
+    events = json.loads(Path(trace).read_text())["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    chosen = {pid: name for pid, name in processes.items() if name.startswith(f"cluster {cluster},")}
+    if not chosen:
+        raise ValueError(f"cluster = {cluster} is not in {trace}, which has {', '.join(processes.values())}")
+    names: dict[str, int] = {}
+    tracks = {}
+    for e in sorted((e for e in events if e["name"] == "thread_name"), key=lambda e: (e["pid"], e["tid"])):
+        if e["pid"] in chosen:
+            # The copies in flight at once are spread over tracks with a number, and share one here.
+            unit = re.sub("^TMA .*", "TMA", e["args"]["name"])
+            tracks[e["pid"], e["tid"]] = names.setdefault(f"{chosen[e['pid']].split(', ')[1]}  {unit}", len(names))
+    slices = [
+        (tracks[e["pid"], e["tid"]], e["ts"], e["dur"], e["cat"] if e["cat"] in _KINDS else "unit", _words(e))
+        for e in events
+        if e["ph"] == "X" and (e["pid"], e["tid"]) in tracks
+    ]
+    starts = {e["id"]: e for e in events if e["ph"] == "s" and e["name"] == "release"}
+    ends = [(starts[e["id"]], e) for e in events if e["ph"] == "f" and e["name"] == "release"]
+    pairs = [[(e["ts"], tracks.get((e["pid"], e["tid"]))) for e in both] for both in ends]
+    arrows = [(*start, *end) for start, end in pairs if None not in (start[1], end[1])]
+    return {"of": f"cluster {cluster}", "tracks": list(names), "slices": slices, "arrows": arrows}
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    return ", ".join([event["name"], *(str(value) for key, value in event.get("args", {}).items() if key == "reason")])

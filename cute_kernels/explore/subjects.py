@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from cute_kernels.explore import sweep_outcomes
 from cute_kernels.explore.sweep_program import sweep_program
 from cute_kernels.explore.sweep_table import Row, around, grid, sweep
 from cute_kernels.plan.config_codec import parse_settings
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SHOWN = "from IPython.display import HTML\n\nHTML(explorer.page(rows, draw={draw}))"
+SHOWN = "explorer.page(rows, subject, subject.timeline(rows))"
 """The last cell of a notebook."""
 
 
@@ -27,37 +27,43 @@ class Kernel:
     arch: str
     values: Mapping[str, Sequence[Any]]
 
-    def rows(self, **how: Any) -> list[Row]:
-        """The table; row 0 is what the problem gets by itself."""
-        return sweep(self.problem, self.base, [None, *grid(**self.values)], arch=self.arch, **how)
+    @property
+    def title(self) -> str:
+        """Problem and architecture."""
+        return f"{self.problem} on {self.arch}"
 
     @property
-    def count(self) -> int:
-        """Rows of the table."""
-        return 1 + len(grid(**self.values))
+    def settings(self) -> list[Mapping[str, Any] | None]:
+        """Settings of each row; row 0 is what the problem gets by itself."""
+        return [None, *grid(**self.values)]
 
-    def timeline(self, row: Row) -> Figure:
-        """A picture of who waits for whom, of one row."""
+    def rows(self, **how: Any) -> list[Row]:
+        """The table."""
+        return sweep(self.problem, self.base, self.settings, arch=self.arch, **how)
+
+    def explored(self, **how: Any) -> list[Row]:
+        """The table with counts, and with times where there is a GPU."""
         import cute_kernels.explore.explorer as explorer
 
-        return explorer.timeline(row)
+        return explorer.measured(self.problem, self.rows(counted=True, **how))
+
+    def timeline(self, rows: Sequence[Row], trace: Path | None = None) -> dict[str, Any] | None:
+        """Who waits for whom in the quickest of the rows, as `explorer.timeline`; None where none was counted."""
+        import cute_kernels.explore.explorer as explorer
+
+        row = _quickest([row for row in rows if row.small is not None])
+        return None if row is None else explorer.timeline(row, trace=trace)
+
+    def code(self, row: Row) -> str:
+        """Python that plans a row."""
+        kinds = ", ".join(sorted({type(each).__name__ for each in (self.problem, row.config) if each is not None}))
+        planned = f"make_plan({self.problem!r}, {row.config!r}, {self.arch!r})"
+        return f"from cute_kernels.config import {kinds}\nfrom cute_kernels.plan import make_plan\n\nplan = {planned}"
 
     def cells(self, jobs: int) -> list[str]:
         """The code of a notebook: a cell to edit, and one that shows."""
         names = ", ".join(sorted({type(each).__name__ for each in (self.problem, *self.base)}))
-        rows = "problem, base, [None, *sweep_table.grid(**varied)], arch=arch, counted=True, jobs=jobs"
-        edited = f"""from cute_kernels.config import {names}
-from cute_kernels.explore import explorer, sweep_table
-
-problem = {self.problem!r}
-base = {self.base!r}
-arch = {self.arch!r}
-varied = {dict(self.values)!r}
-jobs = {jobs}
-
-rows = explorer.measured(problem, sweep_table.sweep({rows}))
-table = explorer.frame(rows)  # of pandas, where it is installed"""
-        return [edited, SHOWN.format(draw="explorer.timeline")]
+        return _cells(f"from cute_kernels.config import {names}\n", self, jobs)
 
 
 @dataclass(frozen=True)
@@ -69,36 +75,55 @@ class Program:
     arch: str
     values: Mapping[str, Sequence[Any]]
 
-    def rows(self, **how: Any) -> list[Row]:
-        """The table."""
-        return sweep_program(self.script, grid(**self.values), arch=self.arch, arguments=self.arguments, **how)
+    @property
+    def title(self) -> str:
+        """Program and architecture."""
+        return " ".join([Path(self.script).name, *self.arguments, "on", self.arch])
 
     @property
-    def count(self) -> int:
-        """Rows of the table."""
-        return len(grid(**self.values))
+    def settings(self) -> list[Mapping[str, Any]]:
+        """Settings of each row."""
+        return grid(**self.values)
 
-    def timeline(self, row: Row) -> Figure:
-        """A picture of who waits for whom, of one row."""
+    def rows(self, **how: Any) -> list[Row]:
+        """The table."""
+        return sweep_program(self.script, self.settings, arch=self.arch, arguments=self.arguments, **how)
+
+    explored = rows
+
+    def timeline(self, rows: Sequence[Row], trace: Path | None = None) -> dict[str, Any] | None:
+        """Who waits for whom in the first legal row, as `explorer.timeline_of_program`; None where none is legal."""
         import cute_kernels.explore.explorer as explorer
 
-        return explorer.timeline_of_program(self.script, row.settings, arch=self.arch, arguments=self.arguments)
+        row, given = _quickest(rows), {"arch": self.arch, "arguments": self.arguments, "trace": trace}
+        return None if row is None else explorer.timeline_of_program(self.script, row.settings, **given)
+
+    def code(self, row: Row) -> str:
+        """The command that runs a row."""
+        options = (f"--{name}={value}" for name, value in row.settings.items())
+        return shlex.join(["cute-kernels", "emulate", "--arch", self.arch, self.script, *self.arguments, *options])
 
     def cells(self, jobs: int) -> list[str]:
         """The code of a notebook: a cell to edit, and one that shows."""
-        given = "arch=arch, arguments=arguments"
-        edited = f"""from cute_kernels.explore import explorer, sweep_program, sweep_table
+        return _cells("", self, jobs)
 
-script = {self.script!r}
-arch = {self.arch!r}
-arguments = {list(self.arguments)!r}
-varied = {dict(self.values)!r}
-jobs = {jobs}
 
-rows = sweep_program.sweep_program(script, sweep_table.grid(**varied), {given}, jobs=jobs)
+def _cells(imports: str, subject: Kernel | Program, jobs: int) -> list[str]:
+    given = ",\n".join(f"    {each.name}={getattr(subject, each.name)!r}" for each in dataclasses.fields(subject))
+    edited = f"""{imports}from cute_kernels.explore import explorer, subjects
+
+subject = subjects.{type(subject).__name__}(
+{given},
+)
+rows = subject.explored(jobs={jobs})
 table = explorer.frame(rows)  # of pandas, where it is installed"""
-        draw = f"lambda row: explorer.timeline_of_program(script, row.settings, {given})"
-        return [edited, SHOWN.format(draw=draw)]
+    return [edited, SHOWN]
+
+
+def _quickest(rows: Sequence[Row]) -> Row | None:
+    """The first row of the first level of time, or the first legal one."""
+    levels = sweep_outcomes.ranked(rows)
+    return levels[0][0] if levels else next((row for row in rows if row.reason is None), None)
 
 
 def kernel(

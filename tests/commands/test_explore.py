@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
+import html.parser
 import json
 import os
 import re
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
-from cute_kernels.explore import explorer, notebook, subjects, sweep_table
+from cute_kernels.explore import explorer, notebook, subjects, sweep_outcomes, sweep_table
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.operations import examples
 from cute_kernels.operations.runtime import emulated
@@ -33,7 +32,6 @@ from cute_kernels.plan import choose, make_plan
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "docs" / "examples" / "sweep_bias_add.py"
-PNG = re.compile(r'src="data:image/png;base64,([^"]+)"')
 
 
 def test_the_page_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +55,64 @@ def test_the_page_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of [512, 256] x [256, 256]^T" in page and "with tiles as full as there, on 4 multiprocessors" in page
     assert refused.reason.startswith("stages = 9: must be legal") and "stages = 9: must be legal" in page
     assert "(measured)" not in page and legal.prediction.caveat in page
-    assert 'alt="Memory of 2 legal configurations, modelled against shared; ' in page
-    copied = re.search(r"^1  (Sm100PatchEmbedConfig\(.*\))$", page.replace("&#x27;", "'"), re.MULTILINE)[1]
-    assert eval(copied, vars(configs)) == legal.config == whole.config and legal.config.stages == 3
-    pictures = [base64.b64decode(text) for text in PNG.findall(page)]
-    assert len(pictures) == 2 and all(picture.startswith(b"\x89PNG") for picture in pictures)  # maps, timeline
+    seen_page = Seen(page)
+    table = cells_of(seen_page)
+    for record in sweep_outcomes.records(seen):
+        assert table[record["row"]] == {name: "" if one is None else str(one) for name, one in record.items()}
+    assert seen_page.options == {"stages": ["3", "9"]} and [f["data-rows"] for f in seen_page.found("figure")] == [
+        "0",
+        "1",
+    ]
+    assert [line["title"].partition(":")[0] for line in seen_page.found("tr") if "data-row" in line] == [
+        "legal", "legal", "not legal",
+    ]  # fmt: skip
+    copied = re.search(r"plan = (make_plan\(.*, Sm100PatchEmbedConfig\(.*\))", seen_page.text)[1]
+    copied_plan = eval(copied, {**vars(configs), "make_plan": make_plan})
+    assert copied_plan == whole and legal.config.stages == 3
+    # 3,626 rows of tiles of 256 x 128 over 74 pairs; a multiplication and an addition of all elements, all moved once.
+    assert "7,252 tiles over 74 clusters of 2 CTAs: 98 waves, the last one of 74" in seen_page.text
+    moved = problem.m * 256 + 256 * 256 + problem.m * 256 * 2
+    assert f"{2 * problem.m * 256 * 256 / 1e9:,.1f} G operations, {moved / 1e6:,.1f} MB" in seen_page.text
+    assert f"device memory: {moved / 8e12 * 1e6:,.1f} us" in seen_page.text
+    assert f"x: 3 stages: {3 * 128 * 128:,} B at 1,024" in seen_page.text
+    assert seen_page.found("svg") and len(seen_page.found("rect")) > 100
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", page)  # nothing from a network
+
+
+class Seen(html.parser.HTMLParser):
+    """What a reader of a page finds: elements with their attributes, cells of the table, options, text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.heads, self.lines, self.options, self.text = [], [], {}, ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        given = dict(attrs)
+        self.elements.append((tag, given))
+        if tag == "tr" and "data-row" in given:
+            self.lines.append([])
+        if tag == "td" and self.lines and not self.found("article"):
+            self.lines[-1].append(given.get("data-v", ""))
+        if tag == "select":
+            self.options[given["data-field"]] = []
+        if tag == "option":
+            list(self.options.values())[-1].append(given["value"])
+
+    def handle_data(self, data: str) -> None:
+        tags = [tag for tag, _ in self.elements[-2:]]
+        if tags == ["th", "button"] and data.strip():
+            self.heads.append(data)
+        self.text += data
+
+    def found(self, tag: str) -> list[dict[str, str]]:
+        return [given for name, given in self.elements if name == tag]
+
+
+def cells_of(seen: Seen) -> dict[int, dict[str, str]]:
+    """Cells of the table, by row and title."""
+    return {int(line[0]): dict(zip(seen.heads, line, strict=True)) for line in seen.lines}
 
 
 def test_a_page_without_times_names_none() -> None:
@@ -71,8 +122,9 @@ def test_a_page_without_times_names_none() -> None:
         usual=True,
     )  # fmt: skip
     page = explorer.page(subject.rows(compiled=False))
-    assert page.count("time unknown: no model knows this kernel") >= 2
-    assert "least" not in page and "Pareto" not in page and "(modelled" not in page
+    assert "it is unknown: no model knows this kernel" in page
+    seen = Seen(page)
+    assert not [head for head in seen.heads if " us" in head] and "(modelled" not in seen.text
 
 
 def test_what_is_counted_is_the_kernel_of_the_problem() -> None:
@@ -108,8 +160,11 @@ def test_a_program_is_explored(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["explore", str(PROGRAM), *words]) == 0
     assert capsys.readouterr().out == f"{output}\n"
     page = output.read_text()
-    assert len(PNG.findall(page)) == 2
-    assert re.search(rf"^L2 bytes written +{64 * 32 * 4:,}$", page, re.MULTILINE)
+    seen = Seen(page)
+    assert cells_of(seen)[1]["L2 bytes written"] == str(float(64 * 32 * 4)) and len(seen.found("svg")) == 1
+    assert "cute-kernels emulate --arch sm_90a" in seen.text and "--m 64 --rows=16" in seen.text
+    trace = json.loads((tmp_path / "bias.trace.json").read_text())
+    assert 'href="bias.trace.json"' in page and trace["traceEvents"]
     assert "--rows 24 does not divide" in page and "bias_add" not in sys.modules
 
 
@@ -117,9 +172,9 @@ def test_the_timeline_is_of_the_configuration_that_is_asked_for() -> None:
     """Not of the kernel that an earlier run of the program has compiled."""
     steps = []
     for rows in (16, 64):
-        figure = explorer.timeline_of_program(str(PROGRAM), {"rows": rows}, arch="sm_90a", arguments=["--m", "64"])
-        steps.append(figure.axes[0].get_xlim()[1])
-        assert "CTA 0  warp 4 TMA load" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
+        found = explorer.timeline_of_program(str(PROGRAM), {"rows": rows}, arch="sm_90a", arguments=["--m", "64"])
+        steps.append(max(start + length for _, start, length, _, _ in found["slices"]))
+        assert "CTA 0  warp 4 TMA load" in found["tracks"]
     assert steps[1] != steps[0]
     with pytest.raises(ValueError, match="'rows': 24.*does not divide"):
         explorer.timeline_of_program(str(PROGRAM), {"rows": 24}, arch="sm_90a", arguments=["--m", "64"])
@@ -137,16 +192,15 @@ def test_the_notebook_is_written_and_opened(tmp_path: Path, monkeypatch: pytest.
     assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
     code = ["".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "code"]
     chosen: dict = {}
-    monkeypatch.setattr(sweep_table, "sweep", lambda *given, **how: [Row({}, reason=repr((given[:2], how["arch"])))])
+    monkeypatch.setattr(subjects, "sweep", lambda *given, **how: [Row({}, reason=repr((given[:2], how["arch"])))])
     exec(code[0], chosen)
-    assert chosen["problem"] == GemmProblem(m=300, n=4096, k=4096) and chosen["varied"] == {"tile_n": [64, 128]}
-    assert chosen["base"] == (choose(chosen["problem"], "sm_90a"),) and chosen["arch"] == "sm_90a"
-    assert chosen["rows"][0].reason == repr(((chosen["problem"], chosen["base"]), "sm_90a"))
-    monkeypatch.setitem(
-        sys.modules, "IPython.display", types.SimpleNamespace(HTML=chosen.setdefault("shown", []).append)
-    )
-    exec(code[1], chosen)
-    assert "GemmProblem(m=300" in chosen["shown"][0]
+    subject = chosen["subject"]
+    assert subject.problem == GemmProblem(m=300, n=4096, k=4096) and subject.values == {"tile_n": [64, 128]}
+    assert subject.base == (choose(subject.problem, "sm_90a"),) and subject.arch == "sm_90a"
+    assert chosen["rows"][0].reason == repr(((subject.problem, subject.base), "sm_90a"))
+    shown = eval(code[1], chosen)._repr_html_()
+    framed = Seen(shown).found("iframe")[0]["srcdoc"]
+    assert framed == eval(code[1], chosen) and "GemmProblem(m=300" in framed
     identifiers = [cell["id"] for cell in document["cells"]]
     assert len(set(identifiers)) == len(identifiers) and all(re.fullmatch(r"[\w-]{1,64}", each) for each in identifiers)
     before = path.read_bytes()

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from cute_kernels.config import (
 from cute_kernels.dsl import kernel_cache
 from cute_kernels.explore import plan_facts, sweep_table
 from cute_kernels.explore import sweep_program as sweep_program_module
-from cute_kernels.explore.sweep_figure import alternative, draw
+from cute_kernels.explore.page import page
 from cute_kernels.explore.sweep_outcomes import (
     alike,
     by,
@@ -268,49 +269,26 @@ def test_records_have_one_set_of_names() -> None:
     assert list(found[1]) == list(found[0]) and found[1]["refused"] == "too large" and found[1]["modelled us"] is None
 
 
-def test_picture_has_every_legal_row() -> None:
-    rows = [made(9.0, 1024), Row({"stages": 9}, reason="too large"), made(4.0, 2048)]
-    memory, times = draw(rows).axes
-    limits = [[tuple(end) for end in line] for line in memory.collections[0].get_segments()]
-    assert limits == [[(4.0, -0.5), (4.0, 0.5)], [(4.0, 0.5), (4.0, 1.5)]]  # each row's own
-    assert [text.get_text() for text in memory.get_yticklabels()] == ["stages=1024   1", "stages=2048   3"]
-    assert [patch.get_width() for patch in memory.patches] == [1.0, 2.0]
-    assert {text.get_text(): text.xy for text in times.texts} == {"1": (1024, 9.0), "3": (2048, 4.0)}
-    assert [line.get_ydata().tolist() for line in times.lines[:2]] == [[6.75, 11.25], [3.0, 5.0]]  # ranges
-    assert "2 legal configurations" in alternative(rows) and alternative(rows).endswith("Pareto front: 1, 3")
-    assert alternative([made(None, 1024)]) == "Memory of 1 legal configurations"  # of a plot that is not drawn, nothing
-    with pytest.raises(ValueError, match="no legal configuration"):
-        draw(rows[1:2])
-
-
-@pytest.mark.parametrize("count", [7, 100])
-def test_a_picture_of_many_rows_fits_a_screen(count: int) -> None:
-    """Labels do not overlap: each has the height of its bar."""
-    figure = draw([made(float(n), 1024 * n, stages=n) for n in range(1, count + 1)])
-    assert figure.get_size_inches()[1] <= 20
-    labels = figure.axes[0].get_yticklabels()
-    assert len(labels) == count and labels[0].get_fontsize() / 72 <= min(0.32, 14 / count)
-    same = [made(float(n), 1024, stages=n, warps=4) for n in range(1, count + 1)]
-    assert [text.get_text() for text in draw(same).axes[0].get_yticklabels()] == [f"   1-{count}"]
-
-
-def test_picture_has_the_columns_of_tensor_memory() -> None:
-    regions = (
-        TmemRegion("accumulator 0", 0, 128),
-        TmemRegion("accumulator 1", 128, 128),
-        TmemRegion("weight", 320, 192),
-    )
-    rows = [dataclasses.replace(made(5.0, 1024), tmem=regions), made(4.0, 2048)]
-    _, columns, _ = draw(rows).axes
-    assert len(columns.patches) == 3
-    found = [(patch.get_x(), patch.get_width(), patch.get_y() + patch.get_height() / 2) for patch in columns.patches]
-    assert found == [(region.first, region.columns, 0.0) for region in regions]
-    assert [text.get_text() for text in columns.get_legend().get_texts()] == ["accumulator", "weight"]
-    assert rows[0].tmem_columns == 512 and rows[1].tmem_columns == 0
+def test_maps_have_every_array_of_every_legal_row() -> None:
+    """Places are parts of what a CTA may have, in per cent; rows with the same memory are one map."""
+    regions = (TmemRegion("accumulator 0", 0, 128), TmemRegion("accumulator 1", 128, 128), TmemRegion("w", 320, 192))
+    rows = [
+        dataclasses.replace(made(None, 1024), tmem=regions),
+        Row({"stages": 9}, reason="too large"),
+        made(None, 2048),
+        dataclasses.replace(made(None, 2048), settings={"stages": 2049}),
+    ]
+    text = page(rows)
+    maps = re.findall(r'<figure data-rows="([^"]*)">(.*?)</figure>', text, re.DOTALL)
+    assert [which for which, _ in maps] == ["1", "3 4"]
+    places = [re.findall(r"left:([\d.]+)%;width:([\d.]+)%", each) for _, each in maps]
+    assert places == [[("0", "25"), ("0", "25"), ("25", "25"), ("62.5", "37.5")], [("0", "50")]]
+    colours = re.findall(r'class="c(\d)"[^>]*>', maps[0][1])
+    assert colours[1] == colours[2] and len(set(colours)) == 3  # an array has one colour in all of its stages
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "sweep.png"
+    output = tmp_path / "sweep.html"
     arguments = ["sweep", "--batch", "4736", "--vary", "tile_n=256", "--vary", "stages=3,6", "--output", str(output)]
     assert main(arguments) == 0
     text = capsys.readouterr().out
@@ -319,7 +297,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "0  default: Sm100ResidentConfig(" in text and "; patch_embed: weight in tensor memory" in text
     assert b200.CAVEAT in text
     assert "2  tile_n=256, stages=6: stages = 6: must be legal" in text
-    assert output.read_bytes().startswith(b"\x89PNG")
+    assert f">{time:,.1f} <small>{0.88 * time:,.0f} to {1.12 * time:,.0f}</small>" in output.read_text()
 
 
 def test_a_table_without_compilation(
@@ -344,7 +322,7 @@ def test_a_table_without_compilation(
     for wrong, message in (
         (["--pareto", "shared"], "--pareto shared: must be two columns, X,Y"),
         (["--sort", "speed"], "--sort speed: no row has it: must be one of shared, tmem, modelled"),
-        (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg: must be one of .png"),
+        (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg: must be one of .html"),
         (["--json", "-", "--csv", "-"], "--json - and --csv -: one of them is printed"),
         (["--json", str(tmp_path / "no" / "a.json")], "no folder"),
         (["--vary", "stagse=3"], "setting stagse=3: did you mean stages?"),

@@ -136,7 +136,6 @@ import torch
 import cute_kernels
 from cute_kernels.common import extras
 from cute_kernels.models import siglip
-from cute_kernels.explore.trace_figure import draw_trace
 
 def said(module, call):
     absent.clear()
@@ -150,13 +149,12 @@ x, weight = (torch.ones(16, 64).to(torch.float8_e4m3fn) for _ in range(2))
 for module in extras.EXTRAS["emulator"]:
     said(module, lambda: cute_kernels.patch_embed(x, weight, backend="emulator"))
     said(module, lambda: cute_kernels.gemm(x.bfloat16(), weight.bfloat16(), backend="emulator"))
-said("matplotlib", lambda: draw_trace("no such file"))
 for module in ("PIL", "transformers"):
     said(module, lambda: siglip.load_patch_embedding({str(tmp_path)!r}))
 """
     run = without(["numpy"], program)
     needs = [("the emulator", "numpy", "emulator")] * 2 + [("the emulator", "ml-dtypes", "emulator")] * 2
-    needs += [("the picture of a timeline", "matplotlib", "demo"), ("cute_kernels.models.siglip", "pillow", "hf")]
+    needs += [("cute_kernels.models.siglip", "pillow", "hf")]
     needs += [("loading a checkpoint", "transformers", "hf")]
     texts = [f"{user} needs {name}: pip install 'cute-kernels[{extra}]'" for user, name, extra in needs]
     assert (run.returncode, run.stdout.splitlines()) == (0, texts), run.stderr

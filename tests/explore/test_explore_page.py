@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
-from cute_kernels.explore.trace_figure import draw_trace
+from cute_kernels.explore.explorer import drawn
 from cute_kernels.plan import b200
 from cute_kernels.plan.prediction import Prediction
 
@@ -27,24 +29,25 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "stages=9: stages = 9: must be legal" in printed
     check_times(names["predictions"], printed)
 
-    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
-    (axes,) = draw_trace(tmp_path / "trace.json").axes
-    (legend,) = axes.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "work", "wait", "instruction that synchronises or starts something", "TMA copy, MMA, commit under way",
-        "several of them at once", "release -> wait that it ends",
-    ]  # fmt: skip
-    labels = [label.get_text() for label in axes.get_yticklabels()]
+    trace = tmp_path / "trace.json"
+    found, page = drawn(trace), (tmp_path / "trace.html").read_text()
+    assert page.count("<rect ") == len(found["slices"]) and page.count("<path ") == len(found["arrows"]) > 0
+    assert {kind for *_, kind, _ in found["slices"]} == {"work", "wait", "instruction", "unit"}
     roles = names["plans"]["default"].roles
     for cta in range(2):
         assert [f"CTA {cta}  warp {i} {role}" for i, role in enumerate(roles)] == [
-            label for label in labels if label.startswith(f"CTA {cta}  warp")
+            label for label in found["tracks"] if label.startswith(f"CTA {cta}  warp")
         ]
-    assert "CTA 0  tensor core" in labels and labels.count("CTA 1  TMA") == 1
-    part = draw_trace(tmp_path / "trace.json", steps=(100, 200))
-    assert part.axes[0].get_xlim() == (100, 200)
+    assert "CTA 0  tensor core" in found["tracks"] and found["tracks"].count("CTA 1  TMA") == 1
+    lines = [tuple(map(float, each)) for each in re.findall(r'<path d="M(\S+) (\S+) L(\S+) (\S+)"', page)]
+    assert lines == [(a, b + 0.5, c, d + 0.5) for a, b, c, d in found["arrows"]]
+    assert all(a <= c and max(b, d) < len(found["tracks"]) for a, b, c, d in lines)
+    # Every wait says what it is for, and every slice of the first cluster is there.
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert len(found["slices"]) == sum(e["ph"] == "X" and e["pid"] in (1, 2) for e in events)
+    assert all("wait" in words for *_, kind, words in found["slices"] if kind == "wait")
     with pytest.raises(ValueError, match="cluster = 5 is not in"):
-        draw_trace(tmp_path / "trace.json", cluster=5)
+        drawn(trace, cluster=5)
 
 
 def check_times(predictions: dict[str, Prediction], printed: str) -> None:

@@ -47,7 +47,7 @@ SIZES = {
     # For everybody.
     "docs/install.md": 3_000, "docs/tutorial.md": 6_500, "docs/glossary.md": 2_250, "docs/demo.md": 1_500,
     # Kernel developers.
-    "docs/agents.md": 4_500, "docs/trust.md": 2_250, "docs/own_kernel.md": 5_250,
+    "docs/agents.md": 4_500, "docs/trust.md": 2_000, "docs/own_kernel.md": 5_250,
     "docs/emulator/guide.md": 8_250, "docs/emulator/your_kernel.md": 6_400, "docs/emulator/contract.md": 14_750,
     "docs/emulator/finding_out.md": 6_400,
     "docs/emulator/arithmetic.md": 5_000, "docs/emulator/core.md": 6_500, "docs/emulator/counters.md": 4_250,
@@ -57,7 +57,7 @@ SIZES = {
     "docs/fp8_mlp.md": 3_600,
     "docs/which_kernel.md": 5_750, "docs/caching.md": 3_400, "docs/performance.md": 12_900,
     # Explorers.
-    "docs/explore.md": 3_100, "docs/profiling.md": 3_500, "docs/model.md": 5_750,
+    "docs/explore.md": 3_350, "docs/profiling.md": 3_500, "docs/model.md": 5_750,
     "docs/experiments.md": 6_750, "docs/sass.md": 2_750,
     # Contributors.
     "docs/architecture.md": 9_400, "docs/api/names.md": 2_000, "docs/dataflow.md": 7_500,
