@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cute_kernels import __version__
-from cute_kernels.commands import bench, compare, kernel_options, profile, same, sass, sweep, tables
+from cute_kernels.commands import bench, compare, kernel_options, layout, profile, same, sass, sweep, tables
 from cute_kernels.common import extras, files
 from cute_kernels.dsl import compiling, kernel_cache
 from cute_kernels.explore import plan_facts
@@ -113,6 +113,7 @@ def _parser(names: Sequence[str] = tuple(kernel_options.OPERATIONS)) -> argparse
     sweep.add_parser(commands, names)
     profile.add_parser(commands, names)
     sass.add_parser(commands, names)
+    layout.add_parser(commands)
     _add_ptx(commands, names)
     for name in _EMULATED:
         _add_emulated(commands, name)

@@ -2,3 +2,15 @@
 
 This is the room that knows both halves: it plans and runs kernels, and has the emulator count what they do.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name != "show_layout":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import cute_kernels.explore.layout_view as layout_view  # needs NumPy, an extra
+
+    return layout_view.show_layout
