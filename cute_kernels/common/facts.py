@@ -13,18 +13,8 @@ def _of_subclass(self: Any) -> Any:
 
 
 def fact(rule: Callable[[Any], Any] = _of_subclass) -> Any:
-    """Declares a fact: a property; abstract without a rule."""
+    """Declares a fact: a property; abstract without a rule. The other names say what its value is."""
     return property(rule)
 
 
-def number(rule: Callable[[Any], Any] = _of_subclass) -> Any:
-    return property(rule)
-
-
-def flag(rule: Callable[[Any], Any] = _of_subclass) -> Any:
-    """Declares a fact that is true or false."""
-    return property(rule)
-
-
-def text(rule: Callable[[Any], str] = _of_subclass) -> Any:
-    return property(rule)
+number = flag = text = fact
