@@ -34,6 +34,12 @@ LAYERS = "2026-11-26-h100"
 CHOICES = "2026-11-29-h200.tar.xz"
 """Archive of the shapes that were drawn for the chooser of the GEMM."""
 
+CHOICE_FILES = {
+    "one in three": ("choices.csv", "choices-?.csv", "choices-??.csv"),
+    "few columns or rows, one in three": ("choices-narrow*.csv",),
+}
+"""Files of shapes in it, of which no fit has seen one in three, or, of those drawn after it, any."""
+
 
 def read(name: str) -> Results:
     """A recorded document, ``"2026-11-21-h200/headline.json"``."""
@@ -286,20 +292,31 @@ def layers() -> str:
     )
 
 
+def unseen(name: str) -> list[choices_fit.Timed]:
+    """Shapes of `CHOICE_FILES` that no fit has seen."""
+    files = (archive.expand(archive.RESULTS / CHOICES / file) for file in CHOICE_FILES[name])
+    shapes = choices.read([path for paths in files for path in paths])
+    kept = (s for s in shapes if name.startswith("drawn") or choices.held_out(s.problem))
+    return [s for s in kept if s.problem not in choices.OUT_OF_REACH]  # which are in every file
+
+
 def choice() -> str:
-    """Time of the chosen configuration over that of the fastest that was timed, of shapes that no fit has seen."""
-    kept_out = [s for s in choices.read([archive.RESULTS / CHOICES]) if choices.held_out(s.problem)]
-    after, narrow = (choices.read([archive.RESULTS / CHOICES / f"after-{name}.csv"]) for name in ("choices", "narrow"))
-    after = [s for s in after if s.problem not in choices.OUT_OF_REACH]  # which are in every file
+    """Of shapes that no fit has seen: time of the chosen configuration over that of the fastest that was timed, and
+    time of cuBLAS over the chosen one's."""
     lines = []
-    names = "kept out", "drawn later", "few columns or rows"
-    for name, shapes in zip(names, (kept_out, after, narrow), strict=True):
+    for name in CHOICE_FILES:
+        shapes = unseen(name)
         cells = [name, str(len(shapes))]
         for values in choices_fit.regrets(shapes).values():
             found = sorted(value for value in values if not math.isnan(value))
             cells.append(f"{statistics.mean(found):.3f}, {choices_fit.percentile(found):.2f}, {found[-1]:.2f}")
+        for mode in choices_fit.MODES:
+            beside = [s for s in shapes if s.kind == "bf16" and mode in s.peers and s.times[mode]]
+            ratios = [s.peers[mode] / s.times[mode][s.choice(mode)] for s in beside]
+            cells.append(f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})")
         lines.append(tuple(cells))
-    return markdown(("shapes", "count", "sustained: mean, 95%, most", "bursts"), lines)
+    header = "shapes", "count", "sustained: mean, 95%, most", "bursts", "cuBLAS / ours, BF16 (least)", "bursts (least)"
+    return markdown(header, lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {

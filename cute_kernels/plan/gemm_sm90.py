@@ -287,6 +287,10 @@ RESIDENT_B_BYTES = 12 << 20
 """``b`` up to this stays in L2 through a launch, whatever the order of the tiles."""
 
 
+LINE_BYTES = 128
+"""Bytes of a line of L2."""
+
+
 Numbers = tuple[float, ...]
 Parts = tuple[Numbers, ...]
 
@@ -313,6 +317,7 @@ def parts(plan: Sm90GemmPlan) -> Parts:
             (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * plan.k_block_bytes,
             1 / c.stages,
             c.pingpong,
+            plan.most_clusters * plan.ctas / plan.sm_count,
         ),
     )
 
@@ -327,35 +332,43 @@ def terms(parts: Parts, constants: Mapping[str, Numbers], factors: Numbers = (1,
     def total(name: str, numbers: Numbers) -> float:
         return sum(constant * number for constant, number in zip(constants[name], numbers, strict=True))
 
-    of_launch, of_tile, of_epilogue, (wgmma, fetched, slack, pingpong) = parts
-    overlap, latency, gain, fetch, first, alone, in_turn = constants["rates"]
+    of_launch, of_tile, of_epilogue, (wgmma, fetched, slack, pingpong, share) = parts
+    overlap, latency, gain, fetch, first, alone, in_turn, _, heat = constants["rates"]
     of_block, of_stores, once = factors
     epilogue = total("epilogue", of_epilogue) * of_stores
     hidden = alone + (in_turn - alone) * pingpong
+    busy = ((wgmma * (1 - gain * pingpong)) ** 4 + (latency * slack) ** 4) * of_block**4
     return (
         total("launch", of_launch) * once + hidden * epilogue,
         fetched * first * once,
-        ((wgmma * (1 - gain * pingpong)) ** 4 + (latency * slack) ** 4) * of_block**4,
+        busy,
         (fetched * fetch * of_block) ** 4,
         overlap * of_block,
         total("tile", of_tile) + (1 - hidden) * epilogue,
+        heat * share * busy**0.25,
     )
 
 
-def clocks(terms: Numbers, blocks: float, waves: float, fill: float) -> float:
+def clocks(terms: Numbers, blocks: float, waves: float, fill: float, stretch: float) -> float:
     """Modelled time of a launch: the tiles of the busiest cluster, one after the other, and what comes once.
 
     Args:
         terms: of `terms`.
         blocks: K blocks of a tile.
         waves: tiles of a cluster.
-        fill: share of the clusters that have a tile; fewer get their operands faster.
+        fill: share of the clusters that have a tile; fewer get their operands faster, and leave power to each other.
+        stretch: of `stretch`.
     """
-    launch, first, busy, fetched, block, tile = terms
+    launch, first, busy, fetched, block, tile, heat = terms
     # Of products and operands almost the larger: they overlap, but for where both take as long.
-    return launch + blocks * first * fill**0.5 + waves * (
-        blocks * ((busy + fetched * fill * fill) ** 0.25 + block) + tile
+    return launch + blocks * first * fill**0.5 * stretch + waves * (
+        blocks * ((busy + fetched * (fill * stretch * stretch) ** 2) ** 0.25 + block + heat * fill) + tile
     )
+
+
+def stretch(row_bytes: int) -> float:
+    """Factor of the time that operands take to come: rows that begin inside a line of L2 take parts of more lines."""
+    return 1 + fitted.CONSTANTS["rates"][7] * (row_bytes % LINE_BYTES > 0)
 
 
 def waves(ratio: float) -> float:
@@ -373,7 +386,7 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     """Modelled time of a launch."""
     ratio = plan.tiles / plan.most_clusters
     blocks = -(-plan.k_blocks // plan.config.split_k)
-    return clocks(_terms(plan), blocks, waves(ratio), min(1.0, ratio))
+    return clocks(_terms(plan), blocks, waves(ratio), min(1.0, ratio), stretch(plan.problem.k * plan.in_bytes))
 
 
 def _terms(plan: Sm90GemmPlan) -> Numbers:
@@ -431,7 +444,8 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
     """
     m, n, batches = problem.m, problem.n, problem.batches
     few = MANY if m > FIELDS["tile_m"].legal[-1] // 2 else 1 << (m - 1).bit_length()  # `loaded_rows` depends on them
-    k_blocks = -(-problem.k * ITEMSIZE[problem.in_dtype] // SWIZZLE_BYTES)
+    row_bytes = problem.k * ITEMSIZE[problem.in_dtype]
+    k_blocks, stretched = -(-row_bytes // SWIZZLE_BYTES), stretch(row_bytes)
     least, chosen = math.inf, Sm90GemmConfig()
     known = _choices(few, _kind(problem), arch, sm_count)
     for config, rows, columns, more_rows, more_columns, most, slices, of_candidate in known:
@@ -443,7 +457,7 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
         ratio = tiles / most
         blocks = -(-k_blocks // slices)
         full = ratio > 1
-        time = clocks(of_candidate, blocks, waves(ratio) if full else 1.0, 1.0 if full else ratio)
+        time = clocks(of_candidate, blocks, waves(ratio) if full else 1.0, 1.0 if full else ratio, stretched)
         if time < least:
             least, chosen = time, config
     group = tile_group(Sm90GemmPlan(problem, chosen, arch, sm_count))

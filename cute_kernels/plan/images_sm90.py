@@ -154,6 +154,10 @@ CLOCKS_PER_MICROSECOND = 1755
 LAUNCH_MICROSECONDS = 2.5
 """Time of a launch that has next to nothing to do, by the model of the kernel over rows."""
 
+BOX_BYTES_PER_CLOCK = 28
+"""Bytes that come of a row of a TMA box, which takes `GATHER_CLOCKS` besides: fitted to 25 drawn shapes (bench/results:
+2026-11-29-h200)."""
+
 _UNSHARED = {1: 1.15, 2: 1.0}
 """Estimated cost of a CTA without a neighbour that shares its patches, by CTAs of a cluster."""
 
@@ -316,7 +320,7 @@ def resolve(
 
 def search_space(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> list[Sm90ImagesPlan]:
     """Legal plans that are worth timing on a device: of each source, memory of the weight and number of warpgroups the
-    shapes of least cost, the chooser's choice first."""
+    shapes of least cost and of least modelled time, the chooser's choice first."""
     if problem.precision != "int8" or strips.why_no_operand(problem):
         return []
     chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
@@ -327,8 +331,9 @@ def search_space(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: in
             found.setdefault((source, plan.config.weight, plan.config.warpgroups), []).append(plan)
     plans = [chosen]
     for shapes in found.values():
-        ranked = sorted({plan.config: plan for plan in shapes if _fits(plan)}.values(), key=_cost)
-        configs = [plan.config for plan in ranked[:TRIED_SHAPES]]
+        fit = {plan.config: plan for plan in shapes if _fits(plan)}.values()
+        ranked = (sorted(fit, key=key)[:TRIED_SHAPES] for key in (_cost, _microseconds))
+        configs = [plan.config for plans_of in ranked for plan in plans_of]
         plans += base.legal_plans(checked_plan, problem, configs, arch, sm_count)
     return list(dict.fromkeys(plans))
 
@@ -438,8 +443,8 @@ def _warpgroups(plan: Sm90ImagesPlan) -> int:
 
 
 def _microseconds(plan: Sm90ImagesPlan) -> float:
-    """Microseconds of a launch of few images like `predict`, for comparisons."""
-    return max(rows.predicted_microseconds(plan), LAUNCH_MICROSECONDS + _box_microseconds(plan))
+    """Microseconds of a launch, for comparisons: almost the larger of what `predict` has, which overlap."""
+    return (rows.predicted_microseconds(plan) ** 4 + (LAUNCH_MICROSECONDS + _box_microseconds(plan)) ** 4) ** 0.25
 
 
 def _box_microseconds(plan: Sm90ImagesPlan) -> float:
@@ -447,7 +452,8 @@ def _box_microseconds(plan: Sm90ImagesPlan) -> float:
     tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
     per_row = 1 if plan.gathers else plan.tile_patches
     box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
-    return tiles * plan.tile_stages * box_rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND
+    of_row = GATHER_CLOCKS + plan.row_span * per_row / BOX_BYTES_PER_CLOCK
+    return tiles * plan.tile_stages * box_rows * of_row / plan.config.cluster / CLOCKS_PER_MICROSECOND
 
 
 def _divides(plan: Sm90ImagesPlan) -> bool:
@@ -472,6 +478,7 @@ def _cost(plan: Sm90ImagesPlan) -> float:
     """
     config, problem = plan.config, plan.problem
     patches = plan.row_tiles * plan.tile_patches / problem.grid_width
+    images = plan.image_tiles * plan.tile_images / problem.batch
     cost = (1 + strips.SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
     if plan.resident:
         cost *= 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
@@ -479,4 +486,4 @@ def _cost(plan: Sm90ImagesPlan) -> float:
         shared = plan.tile_rows + plan.features + config.warpgroups * (64 + plan.tile_rows)
         products = plan.features * plan.tile_rows / MACS_PER_CLOCK
         cost *= max(1.0, shared / SHARED_BYTES_PER_CLOCK / products) * (1 + 1 / (config.stages * config.stage_blocks))
-    return plan.padded_n * patches * cost * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]
+    return plan.padded_n * patches * images * cost * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]

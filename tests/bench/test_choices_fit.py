@@ -25,7 +25,8 @@ def machine(count: int, seed: int) -> list[choices_fit.Timed]:
             own = factors[gemm_sm90.tile(plan.config)]
             of_plan = gemm_sm90.terms(gemm_sm90.parts(plan), choices_fit.START, own)
             blocks = -(-plan.k_blocks // plan.config.split_k)
-            clocks = gemm_sm90.clocks(of_plan, blocks, gemm_sm90.waves(ratio), min(1, ratio))
+            stretch = gemm_sm90.stretch(plan.problem.k * plan.in_bytes)
+            clocks = gemm_sm90.clocks(of_plan, blocks, gemm_sm90.waves(ratio), min(1, ratio), stretch)
             for times in timed.times.values():
                 times[plan.config] = clocks / 1700
         shapes.append(timed)

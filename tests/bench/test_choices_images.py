@@ -28,7 +28,7 @@ def test_models_are_those_of_the_seed_at_several_numbers_of_images() -> None:
 def test_candidates_are_legal_and_the_default_is_the_first() -> None:
     for shape in choices_images.draw(11, 60)[::5]:
         plans = choices_images.candidates(shape)
-        assert plans[0] == make_plan(shape.problem, arch="sm_90a") and len(plans) == len(set(plans)) <= 13
+        assert plans[0] == make_plan(shape.problem, arch="sm_90a") and len(plans) == len(set(plans)) <= 23
         codec = PLANNERS[shape.operation.name].codec
         for plan in plans:
             (text,) = shape.cells(plan.config)

@@ -342,7 +342,7 @@ def test_small_store_buffers_of_8_bit_results_pay_where_a_tile_has_one_for_each_
         problem = GemmProblem(*size, activation="gelu_tanh", **narrow)
         plans = [make_plan(problem, config, "sm_90a") for config in (few, all_)]
         assert [plan.regions_per_tile for plan in plans] == [10, 10]
-        assert 0.8 < gemm_sm90.modelled_clocks(plans[1]) / gemm_sm90.modelled_clocks(plans[0]) < 0.97
+        assert 0.8 < gemm_sm90.modelled_clocks(plans[1]) / gemm_sm90.modelled_clocks(plans[0]) < 0.98
 
 
 @pytest.mark.parametrize("cluster_n", [1, 2])

@@ -8,15 +8,13 @@ import statistics
 
 import pytest
 
-from bench import choices, choices_fit
-from bench.archive import RESULTS
+from bench import choices_fit, performance
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import ARCHS, gemm_sm90, make_plan
 
 BOUNDS = {
-    "kept out": (293, (1.03, 1.115), (1.033, 1.124)),
-    "drawn later": (58, (1.025, 1.102), (1.024, 1.083)),
-    "few columns or rows": (25, (1.08, 1.28), (1.051, 1.148)),
+    "one in three": (336, (1.027, 1.115), (1.03, 1.123)),
+    "few columns or rows, one in three": (36, (1.033, 1.115), (1.018, 1.08)),
 }
 """Shapes; mean and 95th percentile of regrets, sustained and in bursts: figures of docs/performance.md, rounded up."""
 
@@ -24,12 +22,7 @@ BOUNDS = {
 @pytest.mark.parametrize("name", BOUNDS)
 def test_the_choice_is_near_the_fastest_of_shapes_that_no_fit_has_seen(name: str) -> None:
     """The fastest of thirty timings owes some to chance, most in bursts."""
-    archive = RESULTS / "2026-11-29-h200.tar.xz"
-    if name == "kept out":
-        shapes = [shape for shape in choices.read([archive]) if choices.held_out(shape.problem)]
-    else:
-        shapes = choices.read([archive / ("after-choices.csv" if name == "drawn later" else "after-narrow.csv")])
-        shapes = [shape for shape in shapes if shape.problem not in choices.OUT_OF_REACH]
+    shapes = performance.unseen(name)
     count, *bounds = BOUNDS[name]
     assert len(shapes) == count
     for mode, (mean, percentile) in zip(choices_fit.MODES, bounds, strict=True):
