@@ -13,6 +13,7 @@ from cute_kernels.common import extras, files
 from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.common.progress import ProgressLine
 from cute_kernels.explore import page, subjects, sweep_outcomes, sweep_table, sweep_text
+from cute_kernels.explore.store import Store, merge
 
 _VARIED = ("tile_n=128,256", "stages=2,3,4,6")
 """Values that ``explore`` tries of patch-embed on SM100 without ``--vary``."""
@@ -41,6 +42,8 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     parser.add_argument("--pareto", metavar="X,Y", help="columns of the Pareto front (default: shared,modelled)")
     tables.add_formats(parser)
     workers.add_worker_arguments(parser)
+    _add_store(parser)
+    parser.add_argument("--shard", type=_shard, metavar="I/N", help="evaluate part I of N of the rows, into --store")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the page of explore, .html, without counts")
     parser.add_argument(
         "--best",
@@ -53,6 +56,15 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     parser.set_defaults(run=run)
 
     parser = commands.add_parser(
+        "merge",
+        help="put the rows of several --store files into one",
+        description="Writes every row of the files once; refuses files that say something else of the same row.",
+    )
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="file to write")
+    parser.add_argument("stores", type=Path, nargs="+", metavar="FILE", help="files of --store")
+    parser.set_defaults(run=run_merge)
+
+    parser = commands.add_parser(
         "explore",
         help="write a page on configurations of a kernel: legality, memory maps, counts, times, a timeline",
         description="Writes a notebook about configurations of a kernel and opens it in JupyterLab (extra explore), or "
@@ -62,6 +74,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     )
     _add_varied(parser, f". Default for patch-embed on SM100: {' '.join(_VARIED)}", required=False)
     workers.add_jobs(parser)
+    _add_store(parser)
     parser.add_argument(
         "--output", type=Path, metavar="FILE",
         help="FILE.ipynb is written and opened, FILE.html only written (default: explore.ipynb; if that exists, "
@@ -71,6 +84,36 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     parser.add_argument("--allow-root", action="store_true", help="JupyterLab runs as root, as in a container")
     add_plan(parser, names)
     parser.set_defaults(run=run_explore)
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", type=Path, metavar="FILE", help="append each row as JSON as soon as it is found")
+    parser.add_argument("--resume", action="store_true", help="take from --store the rows that it has")
+
+
+def _store_of(options: argparse.Namespace, shard: tuple[int, int] = (1, 1)) -> Store | None:
+    """Raises ValueError: --resume or --shard without --store; OSError: a file that exists or cannot be written."""
+    if options.store is None:
+        if options.resume or shard != (1, 1):
+            raise ValueError("--resume and --shard are for --store FILE")
+        return None
+    files.check_output(options.store)
+    return Store(options.store, resume=options.resume, shard=shard)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """``2/3``, for argparse's ``type``."""
+    first, _, second = text.partition("/")
+    if not (first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)):
+        raise argparse.ArgumentTypeError(f"{text}: must be I/N with 1 <= I <= N")
+    return int(first), int(second)
+
+
+def run_merge(options: argparse.Namespace) -> int:
+    """Writes the rows of all stores into one. Raises ValueError: as `store.merge`; OSError: a file."""
+    files.check_output(options.output)
+    print(f"{merge(options.stores, options.output)} rows in {options.output}")
+    return 0
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +191,11 @@ def run(options: argparse.Namespace) -> int:
     if options.measure:
         sweep_table.check_measurable(subject.problem)
     with workers.workers_of(options) as where, ProgressLine() as line:
+        how |= {"store": _store_of(options, options.shard or (1, 1))}
         rows = subject.rows(seen=line.following(len(subject.settings), sweep_text.outcome), **how, **where)
+    if len(rows) < len(subject.settings):
+        print(f"{len(rows)} of {len(subject.settings)} rows are in {options.store}; --resume prints the table of all")
+        return 0
     lines = sweep_text.text_of(rows, options.best, options.sort, axes)
     tables.show(options, sweep_outcomes.records(sweep_outcomes.by(rows, options.sort)), lines)
     if options.output is not None:
@@ -171,7 +218,7 @@ def run_explore(options: argparse.Namespace) -> int:
         trace = output.with_suffix(".trace.json")
         with ProgressLine() as line:
             seen = line.following(len(subject.settings), sweep_text.outcome)
-            text = notebook.page(subject, jobs, seen, trace)
+            text = notebook.page(subject, jobs, seen, trace, _store_of(options))
         files.write_text(output, text)
         files.show(str(output))
         return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from cute_kernels.common import files
 from cute_kernels.explore import explorer
 from cute_kernels.explore.page import Page
+from cute_kernels.explore.store import Store
 from cute_kernels.explore.subjects import Kernel, Program
 from cute_kernels.explore.sweep_table import Row
 
@@ -21,10 +22,16 @@ Edit the next cell and run all. Row 0 is what the problem gets without a configu
 are called measured. docs/explore.md"""
 
 
-def page(subject: Kernel | Program, jobs: int, seen: Callable[[Row], None], trace: Path | None = None) -> Page:
-    """The page of all rows of a subject, evaluated in ``jobs`` processes; ``seen`` as of `sweep_table.sweep`, ``trace``
-    as of `explorer.timeline`."""
-    rows = subject.explored(jobs=jobs, seen=seen)
+def page(
+    subject: Kernel | Program,
+    jobs: int,
+    seen: Callable[[Row], None],
+    trace: Path | None = None,
+    store: Store | None = None,
+) -> Page:
+    """The page of all rows of a subject, evaluated in ``jobs`` processes; ``seen`` and ``store`` as of
+    `sweep_table.sweep`, ``trace`` as of `explorer.timeline`."""
+    rows = subject.explored(jobs=jobs, seen=seen, store=store)
     return explorer.page(rows, subject, subject.timeline(rows, trace), trace and trace.name)
 
 

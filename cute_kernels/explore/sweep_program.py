@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import io
 import json
@@ -14,12 +13,14 @@ import site
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.common import extras, files
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH, check_arch
 from cute_kernels.dsl import kernel_cache
+from cute_kernels.explore.store import Store, package_digest, program_digest
 from cute_kernels.explore.sweep_table import Row, evaluated
 from cute_kernels.plan.base import SmemRegion, TmemRegion
 
@@ -43,6 +44,7 @@ def sweep_program(
     executor: Executor | Callable[[], Executor] | None = None,
     jobs: int = 1,
     seen: Callable[[Row], None] | None = None,
+    store: Store | None = None,
 ) -> list[Row]:
     """Runs a program once for each configuration, with its kernels in the emulator, detectors and counters on.
 
@@ -57,6 +59,7 @@ def sweep_program(
         arguments: others of the program.
         executor, jobs: as for `cute_kernels.common.executors.Workers`.
         seen: called with each row as soon as it and all before it are known.
+        store: where rows are kept and found; those of other shards are left out.
 
     Returns:
         A row for each configuration, in their order. ``counts`` are of all launches together; registers, stack, shared
@@ -72,23 +75,24 @@ def sweep_program(
     check_arch(arch)
     files.check_program(script)
     state = (os.path.abspath(script), arch, tuple(arguments))
-    tasks = ((dict(chosen),) for chosen in settings)
-    return evaluated(_evaluate, state, tasks, executor=executor, jobs=jobs, seen=seen)
+    tasks = ((Row(dict(chosen), arch=arch),) for chosen in settings)
+    origin = {"program": state[0], "arguments": list(arguments), "digest": program_digest(Path(script))}
+    given = {"executor": executor, "jobs": jobs, "seen": seen, "store": store}
+    return evaluated(_evaluate, state, tasks, origin=origin, **given)
 
 
 # --- one configuration, in a worker ----------------------------------------------------------------------------------
 
 
-def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]) -> Row:
+def _evaluate(state: tuple[str, str, tuple[str, ...]], row: Row) -> Row:
     script, arch, arguments = state
-    words = [*arguments, *(f"--{name}={value}" for name, value in chosen.items())]
+    words = [*arguments, *(f"--{name}={value}" for name, value in row.settings.items())]
     facts = cached(script, words, arch, lambda: _facts(script, words, arch))
     static, dynamic, columns = (facts.pop(name, 0) for name in ("static", "dynamic", "columns"))
     most = CHIPS[arch].smem_bytes if dynamic else MOST_STATIC
     regions = (("static", 0, static), ("dynamic", static, dynamic))
-    return Row(
-        chosen,
-        arch=arch,
+    return replace(
+        row,
         smem=tuple(SmemRegion(name, first, nbytes, 1) for name, first, nbytes in regions if nbytes),
         smem_limit=most + SYSTEM_BYTES,  # which the counted bytes have, too
         tmem=(TmemRegion("allocated", 0, columns),) if columns else (),
@@ -126,7 +130,7 @@ def cached(script: str, words: Sequence[str], arch: str, run: Callable[[], dict[
     text of the program and of all that it imported outside of the environment. A refusal is not kept: what the program
     misses may come, and nothing here would know."""
     root = kernel_cache.directory()
-    key = json.dumps([script, list(words), arch, kernel_cache.fingerprint(), _package()])
+    key = json.dumps([script, list(words), arch, kernel_cache.fingerprint(), package_digest()])
     path = None if root is None else root / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.run"
     with contextlib.suppress(kernel_cache.InvalidEntry, ValueError, TypeError, KeyError):
         kept = json.loads(kernel_cache.read_private(path)) if path is not None else {}
@@ -147,13 +151,6 @@ def _digest(path: str) -> str | None:
             return hashlib.sha256(file.read()).hexdigest()
     except OSError:
         return None
-
-
-@functools.cache
-def _package() -> str:
-    """Digest of this package's sources: what the emulator counts depends on all of them."""
-    sources = sorted(path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".c", ".h"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def emulated(script: str, arguments: Sequence[str], arch: str, options: Options) -> tuple[Session, str | None]:

@@ -114,6 +114,7 @@ def sweep(
     seen: Callable[[Row], None] | None = None,
     executor: Executor | Callable[[], Executor] | None = None,
     jobs: int = 1,
+    store: Any = None,
 ) -> list[Row]:
     """Evaluates configurations, in their order; needs no GPU unless times are to be measured.
 
@@ -131,6 +132,8 @@ def sweep(
         seen: called with each row as soon as it and all before it are known.
         executor, jobs: as for `cute_kernels.common.executors.Workers`: configurations are evaluated in as many
             processes.
+        store: a `cute_kernels.explore.store.Store`: keeps and gives rows, without measured times; rows of other shards
+            are left out.
 
     Raises:
         TypeError: ``base`` belongs to another operation, or a setting is no field of it.
@@ -156,7 +159,9 @@ def sweep(
     work = [(replace(row, small=small.get(number)), plan, compiled) for number, (row, plan) in enumerate(planned)]
     if not (compiled or counted):
         executor, jobs = None, 1  # milliseconds: not worth a process
-    rows = evaluated(_evaluate, (), work, executor=executor, jobs=jobs, seen=seen)
+    origin = {"problem": repr(problem), "compiled": compiled}
+    given = {"executor": executor, "jobs": jobs, "seen": seen, "store": store}
+    rows = evaluated(_evaluate, (), work, origin=origin, **given)
     return measure(problem, rows) if measured else rows
 
 
@@ -168,14 +173,23 @@ def evaluated(
     executor: Executor | Callable[[], Executor] | None,
     jobs: int,
     seen: Callable[[Row], None] | None,
+    store: Any,
+    origin: Mapping[str, Any],
 ) -> list[Row]:
-    """Rows of tasks in their order, each evaluated with ``state`` in a worker. Raises ValueError: ``jobs`` below 1, or
-    beside an executor."""
+    """Rows of tasks in their order, each evaluated with ``state`` in a worker, unless the store has it or leaves it to
+    another shard. A task begins with its row as far as it is known. Raises ValueError: ``jobs`` below 1, or beside an
+    executor."""
     if jobs < 1:
         raise ValueError(f"jobs = {jobs}: must be at least 1")
-    rows = []
+    rows, tasks = [], list(tasks)
+    kept = {n: store and store.restored(task[0], origin) for n, task in enumerate(tasks)}
+    wanted = [n for n, row in kept.items() if row is not None or store is None or store.mine(n)]
     with Workers(_together, state, executor, jobs) as workers:
-        for row in workers.each(evaluate, tasks):
+        fresh = workers.each(evaluate, (tasks[n] for n in wanted if kept[n] is None))
+        for n in wanted:
+            row = kept[n] or next(fresh)
+            if store is not None and kept[n] is None:
+                store.add(row, origin)
             rows.append(row)
             if seen is not None:
                 seen(row)

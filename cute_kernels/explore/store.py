@@ -1,0 +1,122 @@
+"""Rows of a campaign in a file of JSON lines: each is there as soon as it is found; docs/explore.md"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cute_kernels.common import files
+from cute_kernels.explore.sweep_table import Row
+from cute_kernels.plan.base import SmemRegion, TmemRegion
+
+_SCHEMA = 1
+_PACKAGE = Path(__file__).parents[1]
+_FACTS = ("reason", "status", "registers", "stack_bytes", "counts", "smem", "smem_limit", "tmem")
+"""Fields of a row that the file has; what plan and model say is worked out again."""
+
+
+class Store:
+    """A file that rows are appended to, and taken from where they are of the same sources.
+
+    Args:
+        path: of the file.
+        resume: go on with a file that exists.
+        shard: which of how many parts of the rows are evaluated, from 1 on.
+
+    Raises:
+        FileExistsError: the file is there, and is not to be resumed.
+        ValueError: a line of another schema, a shard that is none.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False, shard: tuple[int, int] = (1, 1)) -> None:
+        if path.exists() and not resume:
+            raise FileExistsError(f"--store {path} exists; go on with it by --resume, or name another")
+        if not 1 <= shard[0] <= shard[1]:
+            raise ValueError(f"shard = {shard[0]}/{shard[1]}: must be i/n with 1 <= i <= n")
+        self.path, self.shard = path, shard
+        self._known = _read(path) if path.exists() else {}
+        with files.writing(path), open(path, "ab+") as file:
+            if file.tell():
+                file.seek(-1, 2)
+                if file.read() != b"\n":  # somebody was killed in the middle of a line
+                    file.write(b"\n")
+
+    def mine(self, number: int) -> bool:
+        """Whether a row, by its place in the table, belongs to the shard."""
+        return number % self.shard[1] == self.shard[0] - 1
+
+    def restored(self, row: Row, origin: Mapping[str, Any]) -> Row | None:
+        """The row with what the file knows of it; None where it does not. ``origin``: as `add`."""
+        found = self._known.get(_key(_about(row, origin)))
+        if found is None:
+            return None
+        facts = {name: found[name] for name in _FACTS}
+        regions = (("smem", SmemRegion), ("tmem", TmemRegion))
+        return dataclasses.replace(
+            row, **facts | {name: tuple(kind(**r) for r in facts[name]) for name, kind in regions}
+        )
+
+    def add(self, row: Row, origin: Mapping[str, Any]) -> None:
+        """Appends a row. ``origin``: what was swept, in types that JSON has, without settings."""
+        facts = dataclasses.asdict(dataclasses.replace(row, prediction=None, small=None, config=None))
+        line = json.dumps(_about(row, origin) | {name: facts[name] for name in _FACTS}, default=str)
+        with files.writing(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def merge(paths: Iterable[Path], output: Path) -> int:
+    """Writes the rows of several files into one, which may be one of them; returns how many. Raises ValueError: two say
+    something else of the same row."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        for key, record in _read(path).items():
+            if found.setdefault(key, record) != record:
+                raise ValueError(f"settings = {record['settings']} in {path}: must be what another file says")
+    files.write_text(output, "".join(json.dumps(record) + "\n" for record in found.values()))
+    return len(found)
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """Records by their keys, without lines that were not written to their end."""
+    found = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(record, dict) or record.get("schema") != _SCHEMA:
+            raise ValueError(f"{path}: must have lines of schema {_SCHEMA}")
+        found[_key(record)] = record
+    return found
+
+
+def _about(row: Row, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without its facts: what they depend on."""
+    about = {"schema": _SCHEMA, **origin, "arch": row.arch, "settings": dict(row.settings), "seed": 0}
+    about |= {"config": str(row.config), "counted": row.small and str(row.small.problem)}
+    versions = {"python": platform.python_version(), "nvidia-cutlass-dsl": metadata.version("nvidia-cutlass-dsl")}
+    return json.loads(json.dumps(about | {"versions": versions, "package": package_digest()}, default=str))
+
+
+def _key(record: Mapping[str, Any]) -> str:
+    return json.dumps({name: one for name, one in record.items() if name not in _FACTS}, sort_keys=True)
+
+
+@functools.cache
+def package_digest() -> str:
+    """Digest of this package's sources: what the emulator counts depends on all of them."""
+    sources = sorted(path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".c", ".h"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def program_digest(script: Path) -> str:
+    """Digest of a program and of the Python files beside it."""
+    sources = sorted({script, *script.parent.glob("*.py")})
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
