@@ -68,7 +68,7 @@ def timeline_page(timeline: Mapping[str, Any], beside: str | None = None) -> Pag
 
 
 def _document(title: str, *sections: str) -> Page:
-    style, script = (Path(__file__).with_suffix(suffix).read_text() for suffix in (".css", ".js"))
+    style, script = (Path(__file__).with_suffix(suffix).read_text("utf-8") for suffix in (".css", ".js"))
     head = f'<meta charset="utf-8"><title>{title}</title><meta name="viewport" content="width=device-width">'
     body = f"<main>\n<h1>{title}</h1>\n{''.join(sections)}</main>\n<script>\n{script}</script>"
     return Page(
@@ -81,7 +81,8 @@ def _tag(name: str, *inside: str, **attributes: Any) -> str:
     keys = {key: key.strip("_").replace("_", "-") if key.isidentifier() else key for key in attributes}
     given = {keys[key]: value for key, value in attributes.items() if value is not None}
     written = (key if value is True else f'{key}="{html.escape(str(value))}"' for key, value in given.items())
-    return f"<{' '.join([name, *written])}>{''.join(inside)}</{name}>\n"
+    end = "" if name == "input" else f"</{name}>"
+    return f"<{' '.join([name, *written])}>{''.join(inside)}{end}\n"
 
 
 _text = html.escape
@@ -119,7 +120,7 @@ def _controls(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
-    records = [_reordered(record) for record in sweep_outcomes.records(rows)]
+    records = [{"row": r["row"], "refused": r["refused"], **r} for r in sweep_outcomes.records(rows)]
     hidden = _hidden(rows, records)
     columns = list(records[0])
     boxes = (
@@ -135,11 +136,6 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
     yield '<div class="wide" tabindex="0" role="region" aria-label="table of configurations">'
     caption = "<caption>Row 0 is what the problem gets by itself.</caption>" if not rows[0].settings else ""
     yield _tag("table", caption, _tag("thead", _tag("tr", *heads)), _tag("tbody", *lines)) + "</div>"
-
-
-def _reordered(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Why a row is refused is read first."""
-    return {"row": record["row"], "refused": record["refused"], **record}
 
 
 def _hidden(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -158,7 +154,9 @@ def _line(row: Row, record: Mapping[str, Any], hidden: set[int]) -> str:
         text = _text(_shown(value))
         if value is None and hasattr(row.config, name):  # of row 0
             text = _tag("i", _text(spell(getattr(row.config, name))), title="as the problem gets it")
-        if name == "row":
+        if name == "refused":
+            text = _tag("div", text)
+        elif name == "row":
             text = _tag("label", f'<input type="radio" name="row" value="{number}"> {number}')
             text += f'<a href="#row-{number}">plan</a>'
         elif name == "modelled us" and row.prediction is not None:
@@ -340,23 +338,23 @@ def _timeline(found: Mapping[str, Any], beside: str | None) -> Iterator[str]:
     """Tracks and slices as SVG, which the script zooms; the axis counts steps."""
     tracks, slices = found["tracks"], found["slices"][:_MOST_SLICES]
     last = max(start + length for _, start, length, _, _ in slices)
+    cut = f" These are the first {len(slices):,} of {len(found['slices']):,} slices." * (slices != found["slices"])
     yield _tag("h2", _text(f"A timeline of {found['of']}"))
     yield "<p>Under a random schedule. Its axis counts steps and is not time: who waits for whom is real, how long is "
-    yield "not. Drag, or use the keys ← → + − 0."
+    yield f"not. Drag, or use the keys ← → + − 0.{cut}"
     if beside is not None:
         yield f' <a href="{_text(beside)}" download>The file for ui.perfetto.dev</a> has all clusters.'
     yield '</p><p id="span" role="status"></p>\n'
     names = (_tag("li", _text(name)) for name in tracks)
     shapes = [
-        f'<rect class="{kind}" x="{start:g}" y="{track + 0.1:g}" width="{length:g}" height=".8"><title>'
+        f'<rect class="{kind}" x="{start}" y="{track + 0.1:g}" width="{length}" height=".8"><title>'
         f"{_text(words)}</title></rect>"
         for track, start, length, kind, words in sorted(slices, key=lambda each: each[3] == "instruction")
     ]
-    for start, track, end, other in found["arrows"]:
-        shapes.append(f'<path d="M{start:g} {track + 0.5} L{end:g} {other + 0.5}"/>')
-    view = f"0 0 {last:g} {len(tracks)}"
+    arrows = (arrow for arrow in found["arrows"] if arrow[2] <= last)
+    shapes += (f'<path d="M{start} {track + 0.5} L{end} {other + 0.5}"/>' for start, track, end, other in arrows)
     picture = _tag(
-        "svg", *shapes, viewBox=view, preserveAspectRatio="none", tabindex=0, role="img",
+        "svg", *shapes, viewBox=f"0 0 {last} {len(tracks)}", preserveAspectRatio="none", tabindex=0, role="img",
         aria_label="who works and who waits for whom, in steps", style=f"height:{1.25 * len(tracks)}em",
     )  # fmt: skip
     keys = "work", "wait", "instruction", "unit"

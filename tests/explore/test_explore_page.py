@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.explore.explorer import drawn
+from cute_kernels.explore.page import timeline_page
 from cute_kernels.plan import b200
 from cute_kernels.plan.prediction import Prediction
 
@@ -46,6 +47,16 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     events = json.loads(trace.read_text())["traceEvents"]
     assert len(found["slices"]) == sum(e["ph"] == "X" and e["pid"] in (1, 2) for e in events)
     assert all("wait" in words for *_, kind, words in found["slices"] if kind == "wait")
+    # A long one: numbers keep their digits, and what is left out is said.
+    long = {
+        "of": "x",
+        "tracks": ["a"],
+        "slices": [(0, n + 1_000_000.5, 1, "work", "w") for n in range(20_001)],
+        "arrows": [(1_000_001.5, 0, 1_000_002.5, 0), (1_020_000.5, 0, 1_020_002.5, 0)],
+    }
+    shown = timeline_page(long)
+    assert 'x="1000001.5"' in shown and 'viewBox="0 0 1020000.5 1"' in shown and shown.count("<path ") == 1
+    assert "These are the first 20,000 of 20,001 slices." in shown and "These are the first" not in page
     with pytest.raises(ValueError, match="cluster = 5 is not in"):
         drawn(trace, cluster=5)
 
