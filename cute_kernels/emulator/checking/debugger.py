@@ -111,6 +111,8 @@ class Debugger:
         self._schedule = schedule or Schedule()
         self._making = functools.partial(self._schedule.options, **options)
         self._options = self._making(debugger=self)
+        self._tile = functools.cache(functools.partial(inspection.find_tile, recorded.launch))  # watchpoints ask often
+        self._offsets: dict[tuple[int, str], int] = {}
         self._numbers = 0
         self._error: BaseException | None = None
         self._stepping: Warp | None = None
@@ -323,7 +325,7 @@ class Debugger:
         Raises:
             ValueError: no such tensor, or its layout is not known; PTX alone says nothing of tensors.
         """
-        return inspection.tile(self.recorded.launch, self.warp(warp), name, index, part)
+        return inspection.tile(self._tile, self.warp(warp), name, index, part)
 
     def phase(self, barrier: str, warp: str = "") -> int:
         """Number of completed phases of an mbarrier in the warp's CTA, by its name or offset.
@@ -331,7 +333,7 @@ class Debugger:
         Raises:
             ValueError: there is none.
         """
-        return inspection.phase(self.recorded.launch.ptx, self.warp(warp), barrier)
+        return inspection.phase(self.recorded.launch.ptx, self.warp(warp), barrier, self._offsets)
 
     def tensor(self, column: int = 0, columns: int = 512, warp: str = "") -> np.ndarray:
         """Tensor memory of the warp's CTA: uint32 [columns, 128 lanes].

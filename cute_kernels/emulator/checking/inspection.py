@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -125,8 +125,8 @@ def shared(launch: CapturedLaunch, warp: Warp, first: int | str, nbytes: int | N
 _TILE = re.compile(r"([^@\[\]]+)(?:@(\d+))?(?:\[(.*)\])?")
 
 
-def find_tile(launch: CapturedLaunch, name: str, part: int) -> Tile:
-    """The tensor with a name; of several that begin at known places the one with number ``part``.
+def find_tile(launch: CapturedLaunch, name: str, part: int) -> tuple[Tile, np.ndarray]:
+    """The tensor with a name, and its places; of several that begin at known places the one with number ``part``.
 
     Raises:
         ValueError: there is none.
@@ -138,17 +138,23 @@ def find_tile(launch: CapturedLaunch, name: str, part: int) -> Tile:
         have = f"the kernel has {names}" if names else "none is known, and PTX does not say the layouts of tensors"
         raise ValueError(f"tile = {name!r}: must be the variable of a tensor; {have}")
     fixed = list(dict.fromkeys(each for each in named if not each.view.step))
-    return fixed[part] if part < len(fixed) else named[0]
+    found = fixed[part] if part < len(fixed) else named[0]
+    return found, found.places(part)
 
 
-def tile(launch: CapturedLaunch, warp: Warp, text: str, index: tuple[int | slice, ...], part: int) -> np.ndarray:
-    """`Debugger.tile`."""
+def tile(
+    find: Callable[[str, int], tuple[Tile, np.ndarray]],
+    warp: Warp,
+    text: str,
+    index: tuple[int | slice, ...],
+    part: int,
+) -> np.ndarray:
+    """`Debugger.tile`; ``find`` is `find_tile` of the launch."""
     found = _TILE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"tile = {text!r}: must be NAME, NAME@PART or NAME[INDEX, ..]")
-    part = int(found[2] or part)
-    wanted = find_tile(launch, found[1], part)
-    places, size = wanted.places(part), wanted.dtype.itemsize
+    wanted, places = find(found[1], int(found[2] or part))
+    size = wanted.dtype.itemsize
     index = parsed_index(found[3], places.ndim) if found[3] else index
     if len(index) > places.ndim or any(isinstance(i, int) and i >= n for i, n in zip(index, places.shape)):
         raise ValueError(f"tile = {text!r}: index must be within {list(places.shape)}")
@@ -187,16 +193,18 @@ def parsed_index(text: str, axes: int) -> tuple[int | slice, ...]:
     return tuple(index)
 
 
-def phase(ptx: str, warp: Warp, barrier: str) -> int:
-    """`Debugger.phase`."""
-    states = warp.cluster.barriers.states()
-    names = Barriers(states, lambda instruction: place_of_line(ptx, instruction.line, instruction.text))
-    mine = [state for state in states if state.cta == warp.cta.rank]
-    for state in mine:
-        if barrier in (str(state.offset), names.barrier(state).name):
-            return state.phase
-    have = ", ".join(names.barrier(state).name or str(state.offset) for state in mine) or "none is initialised"
-    raise ValueError(f"barrier = {barrier!r}: must be a name or an offset; the CTA has {have}")
+def phase(ptx: str, warp: Warp, barrier: str, known: dict[tuple[int, str], int]) -> int:
+    """`Debugger.phase`; ``known`` keeps the offsets of names, by CTA."""
+    states, rank = warp.cluster.barriers.states(), warp.cta.rank
+    mine = {state.offset: state for state in states if state.cta == rank}
+    if known.get((rank, barrier)) not in mine:
+        names = Barriers(states, lambda instruction: place_of_line(ptx, instruction.line, instruction.text))
+        found = {names.barrier(state).name or str(offset): offset for offset, state in mine.items()}
+        if barrier not in (*found, *map(str, mine)):
+            have = ", ".join(found) or "none is initialised"
+            raise ValueError(f"barrier = {barrier!r}: must be a name or an offset; the CTA has {have}")
+        known[rank, barrier] = found[barrier] if barrier in found else int(barrier)
+    return mine[known[rank, barrier]].phase
 
 
 def device_memory(warp: Warp, address: int, nbytes: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from cute_kernels.emulator import EmulatorError, Options
+from cute_kernels.emulator.checking import inspection
 from cute_kernels.emulator.checking.debugger import Debugger
 from cute_kernels.emulator.programs.capturing import capture
 from cute_kernels.emulator.programs.program_run import run_program
@@ -128,6 +130,22 @@ def test_watchpoints_of_tiles_and_barriers(launch: RecordedLaunch) -> None:
         assert debugger.phase("barriers[0]") == 1
         reason = debugger.go().reason
         assert re.match(r"watchpoint 3: barrier barriers\[0\] 1 -> 2, by .*TMA load of 8192 bytes", reason)
+
+
+def test_a_watchpoint_looks_its_name_up_once(launch: RecordedLaunch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tens of thousands of instructions are watched in seconds: finding a name anew takes many milliseconds."""
+    asked: Counter[str] = Counter()
+    for name in ("tiles", "Barriers"):
+        function = getattr(inspection, name)
+        counted = lambda *given, name=name, function=function: asked.update([name]) or function(*given)  # noqa: E731
+        monkeypatch.setattr(inspection, name, counted)
+    with Debugger(launch) as debugger:
+        debugger.watch("tile b_stages[0, 0, stage 0]")
+        debugger.go()
+        debugger.watch("barrier barriers[0]")
+        while debugger.go().reason != "end":
+            pass
+    assert asked == {"tiles": 1, "Barriers": 1}
 
 
 def products(lines: list[str]) -> list[tuple[str, str]]:
