@@ -458,3 +458,14 @@ def test_a_method_of_an_instance_of_naflex_is_called() -> None:
     with pytest.warns(UserWarning, match="resize_positional_embeddings of its own, and is called"):
         got = result(ours)
     assert error(got, expected) < 1e-6
+
+
+def test_a_method_of_a_class_of_rows_that_is_replaced_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ours = qwen(), integration.convert(qwen())
+    kind = type(plain.patch_embed)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda *given: 2 * forward(*given))
+    expected = result(plain)
+    with pytest.warns(UserWarning, match="replaced"):
+        got = result(ours)
+    assert error(got, expected) < 1e-6

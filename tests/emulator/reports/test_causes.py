@@ -18,6 +18,7 @@ DAILY = (
     "pipeline: consumer's wrong phase", "pipeline: wrong stage read", "pipeline: copy signals another stage",
     "pipeline: copy not issued", "pipeline: count too high", "pipeline: early release",
     "gemm_sm90: wgmma reads another stage of a", "gemm_sm90: mask of own CTA", "gemm_sm90: count of one CTA",
+    "gemm_sm90: b not loaded",
     "gemm_sm100: commit of stages not multicast", "gemm_sm100: half of the pair's bytes announced",
     "gemm_sm100: no commit of stages", "gemm_sm100: no commit of sums", "gemm_sm100: commit to the wrong barrier",
     "gemm_sm100: no wait for full", "gemm_sm100: release before the loads",
