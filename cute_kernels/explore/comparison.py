@@ -31,15 +31,9 @@ def compare_plans(
 ) -> tuple[Sections, Notes]:
     """The comparison of two configurations.
 
-    Args:
-        first, second: plans of one problem.
-        names: of the configurations.
-        everything: rows that are equal, too.
-        counters: execute both in the emulator; None: if neither has more than `MOST_EMULATED` tiles.
-
-    Raises:
-        MissingExtra: machine code cannot be read, or nothing counted.
-    """
+    ``first``, ``second``: plans of one problem. ``names``: of the configurations. ``everything``: rows that are equal,
+    too. ``counters``: execute both in the emulator; None: if neither has more than `MOST_EMULATED` tiles. Raises
+    MissingExtra: machine code cannot be read, or nothing counted."""
     compared: list[tuple[str, Callable[[Plan], plan_facts.Facts]]] = [
         ("configuration", lambda plan: dataclasses.asdict(plan.config)),
         ("plan", plan_facts.planned),

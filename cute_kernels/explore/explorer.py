@@ -49,18 +49,9 @@ def frame(rows: Sequence[Row]) -> Any:
 def timeline(row: Row, *, seed: int = 1, trace: Path | None = None) -> dict[str, Any]:
     """A timeline of a row's kernel on the smaller problem that it was counted on, of a chain its last one.
 
-    Args:
-        row: one that was counted.
-        seed: of the schedule.
-        trace: where the file for Perfetto stays.
-
-    Returns:
-        ``of``, what it shows; ``tracks``, their names; ``slices``: track, first step, steps, kind and words of each;
-        ``arrows`` from releases to waits: step and track of both.
-
-    Raises:
-        ValueError: there is no such problem.
-    """
+    ``row``: one that was counted. ``seed``: of the schedule. ``trace``: where the file for Perfetto stays. Returns
+    ``of``, what it shows; ``tracks``, their names; ``slices``: track, first step, steps, kind and words of each;
+    ``arrows`` from releases to waits: step and track of both. Raises ValueError: there is no such problem."""
     if row.small is None:
         raise ValueError(f"row = {dict(row.settings)}: must be one that was counted")
     operands = examples.random_operands(row.small)
@@ -79,15 +70,9 @@ def timeline_of_program(
 ) -> dict[str, Any]:
     """A timeline of a program's first launch, as of `timeline`.
 
-    Args:
-        script, arch, arguments: as for `cute_kernels.explore.sweep_program.sweep_program`.
-        settings: of one configuration that the program accepts.
-        trace: where the file for Perfetto stays.
-
-    Raises:
-        ValueError: the program refuses the settings, or launches no kernel.
-        EmulatorError: a kernel of it is at fault.
-    """
+    ``script``, ``arch``, ``arguments``: as for `cute_kernels.explore.sweep_program.sweep_program`. ``settings``: of one
+    configuration that the program accepts. ``trace``: where the file for Perfetto stays. Raises ValueError: the program
+    refuses the settings, or launches no kernel; EmulatorError: a kernel of it is at fault."""
     words = [*arguments, *(f"--{name}={value}" for name, value in settings.items())]
 
     def run(options: emulator.Options) -> None:

@@ -22,12 +22,9 @@ _COMPOSED = re.compile(r"S<(\d+,\d+,\d+)>\s*o\s*0\s*o\s*(.*)")
 class Shown:
     """A layout and an access to it; a notebook shows a table.
 
-    Attributes:
-        byte: address of each coordinate, int64 [rows, columns].
-        lane: that accesses a coordinate, -1 where none does, int64 [rows, columns].
-        requests, wavefronts, conflicts: of one warp's access of all its values; a conflict is a wavefront beyond the
-            first of lanes that are served together.
-    """
+    ``byte``: address of each coordinate, int64 [rows, columns]. ``lane``: that accesses a coordinate, -1 where none
+    does, int64 [rows, columns]. ``requests``, ``wavefronts``, ``conflicts``: of one warp's access of all its values; a
+    conflict is a wavefront beyond the first of lanes that are served together."""
 
     byte: np.ndarray
     lane: np.ndarray

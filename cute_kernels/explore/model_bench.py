@@ -39,12 +39,9 @@ Inputs = dict[str, torch.Tensor]
 class Model:
     """A vision tower in FP32.
 
-    Attributes:
-        tower: of its library.
-        call: runs a tower; gives tokens, whose last dimension is a vector each.
-        convert: gives a tower this package's embedding, of a precision.
-        raw, normalised: inputs of the tower, with uint8 pixels and with those of its processor.
-    """
+    ``tower``: of its library. ``call``: runs a tower; gives tokens, whose last dimension is a vector each. ``convert``:
+    gives a tower this package's embedding, of a precision. ``raw``, ``normalised``: inputs of the tower, with uint8
+    pixels and with those of its processor."""
 
     tower: torch.nn.Module
     call: Callable[[torch.nn.Module, Inputs], torch.Tensor]
@@ -57,13 +54,9 @@ class Model:
 class Row:
     """Measurements of one embedding.
 
-    Attributes:
-        name: precision, or the library with its type.
-        layer, tower: relative error of the first layer's result, and of the tower's.
-        cosine: least of the tower's tokens.
-        layer_ms, tower_ms: times on a GPU.
-        note: why there is nothing to show, or what ran instead of a kernel.
-    """
+    ``name``: precision, or the library with its type. ``layer``, ``tower``: relative error of the first layer's result,
+    and of the tower's. ``cosine``: least of the tower's tokens. ``layer_ms``, ``tower_ms``: times on a GPU. ``note``:
+    why there is nothing to show, or what ran instead of a kernel."""
 
     name: str
     layer: float | None = None
@@ -117,16 +110,9 @@ class Report:
 def load(name: str, files: Sequence[Path], batch: int, *, pretrained: bool = False) -> Model:
     """A model on the CPU, with photographs.
 
-    Args:
-        name: a directory of transformers with its processor, or a name of timm.
-        files: photographs, each as often as the batch takes; scikit-image's where there are none.
-        batch: images.
-        pretrained: a timm name's weights.
-
-    Raises:
-        ModuleNotFoundError: no library for it.
-        ValueError: a directory without a processor.
-    """
+    ``name``: a directory of transformers with its processor, or a name of timm. ``files``: photographs, each as often
+    as the batch takes; scikit-image's where there are none. ``batch``: images. ``pretrained``: a timm name's weights.
+    Raises ModuleNotFoundError: no library for it; ValueError: a directory without a processor."""
     images = _photographs(files, batch)
     return _of_transformers(name, images) if Path(name).is_dir() else _of_timm(name, images, pretrained)
 

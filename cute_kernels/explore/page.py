@@ -45,12 +45,9 @@ def page(
 ) -> Page:
     """A table of configurations with all that is known of each row, without anything outside of it.
 
-    Args:
-        rows: of one sweep.
-        subject: of `cute_kernels.explore.subjects`; without it rows have no plan, no roofline and no code to copy.
-        timeline: of one row, as `cute_kernels.explore.explorer.timeline` gives it.
-        beside: name of the timeline's file for Perfetto in the folder of the page.
-    """
+    ``rows``: of one sweep. ``subject``: of `cute_kernels.explore.subjects`; without it rows have no plan, no roofline
+    and no code to copy. ``timeline``: of one row, as `cute_kernels.explore.explorer.timeline` gives it. ``beside``:
+    name of the timeline's file for Perfetto in the folder of the page."""
     return _document(
         "Configurations of a kernel, side by side",
         _tag("p", _text(subject.title), id="subject") if subject else "",

@@ -25,15 +25,9 @@ _FACTS = ("reason", "status", "registers", "stack_bytes", "counts", "smem", "sme
 class Store:
     """A file that rows are appended to, and taken from where they are of the same sources.
 
-    Args:
-        path: of the file.
-        resume: go on with a file that exists.
-        shard: which of how many parts of the rows are evaluated, from 1 on.
-
-    Raises:
-        FileExistsError: the file is there, and is not to be resumed.
-        ValueError: a line of another schema, a shard that is none.
-    """
+    ``path``: of the file. ``resume``: go on with a file that exists. ``shard``: which of how many parts of the rows are
+    evaluated, from 1 on. Raises FileExistsError: the file is there, and is not to be resumed; ValueError: a line of
+    another schema, a shard that is none."""
 
     def __init__(self, path: Path, *, resume: bool = False, shard: tuple[int, int] = (1, 1)) -> None:
         if path.exists() and not resume:

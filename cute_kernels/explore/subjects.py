@@ -131,16 +131,9 @@ def kernel(
 ) -> Kernel:
     """Configurations of a kernel by texts of a command line.
 
-    Args:
-        problem, arch: what is planned.
-        kind: class of the kernel's configurations.
-        varied: values by field.
-        fixed: settings that all rows but row 0 have, as FIELD=VALUE.
-        usual: other fields have the values of what the problem gets; otherwise those that the class has.
-
-    Raises:
-        ValueError: a value that is none of its field's.
-    """
+    ``problem``, ``arch``: what is planned. ``kind``: class of the kernel's configurations. ``varied``: values by field.
+    ``fixed``: settings that all rows but row 0 have, as FIELD=VALUE. ``usual``: other fields have the values of what
+    the problem gets; otherwise those that the class has. Raises ValueError: a value that is none of its field's."""
     owner = f"{arch}, {kind.__name__}"
     given = parse_settings(kind, fixed, owner) if fixed else kind()
     names = [text.partition("=")[0].strip().replace("-", "_") for text in fixed]

@@ -89,13 +89,8 @@ def grid(**values: Sequence[Any]) -> list[dict[str, Any]]:
 def around(problem: Any, kind: type, arch: str) -> tuple[Any, Any]:
     """Configurations of a kernel to put settings into: what it gets for a problem, complete, then with open fields.
 
-    Args:
-        problem, arch: as for `make_plan`.
-        kind: the class of the kernel's configurations, which the problem need not get by itself.
-
-    Raises:
-        ValueError: the kernel cannot compute the problem.
-    """
+    ``problem``, ``arch``: as for `make_plan`. ``kind``: the class of the kernel's configurations, which the problem
+    need not get by itself. Raises ValueError: the kernel cannot compute the problem."""
     planner = next(planner for planner in PLANNERS.values() if planner.problem is type(problem))
     kernel = next(kernel for kernel in planner.of(arch) if kernel.config is kind)
     usual = kernel.choose(problem, ARCHS[arch], ARCHS[arch].sm_count)

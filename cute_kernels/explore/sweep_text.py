@@ -39,15 +39,9 @@ def outcome(row: Row) -> str:
 def text_of(rows: Sequence[Row], best: int = 3, sort: str | None = None, axes: tuple[str, str] = AXES) -> list[str]:
     """The whole answer: table, levels of time, front, effects of the fields, what is known of the model's errors.
 
-    Args:
-        rows: of one sweep.
-        best: levels of time to name.
-        sort: column of the order.
-        axes: columns of the front, which is left out where no row has them.
-
-    Raises:
-        ValueError: other axes than `AXES`, of which no row has one; a column to sort by that no row has.
-    """
+    ``rows``: of one sweep. ``best``: levels of time to name. ``sort``: column of the order. ``axes``: columns of the
+    front, which is left out where no row has them. Raises ValueError: other axes than `AXES`, of which no row has one;
+    a column to sort by that no row has."""
     lines = [*lines_of(sweep_outcomes.by(rows, sort)), *ranking(rows, best)]
     if all(axis in sweep_outcomes.columns_of(rows) for axis in axes):
         numbered = sweep_outcomes.numbers(rows)

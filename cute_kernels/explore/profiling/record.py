@@ -108,13 +108,8 @@ def record(
 def decode(plan: Plan, memory: torch.Tensor) -> Profile:
     """Decodes what the warps of a launch wrote.
 
-    Args:
-        plan: of the kernel, compiled for stamps.
-        memory: int64 of `cute_kernels.plan.base.profile_shape`, zeros before the launch.
-
-    Raises:
-        ValueError: memory of another shape or type, or warps that wrote nothing.
-    """
+    ``plan``: of the kernel, compiled for stamps. ``memory``: int64 of `cute_kernels.plan.base.profile_shape`, zeros
+    before the launch. Raises ValueError: memory of another shape or type, or warps that wrote nothing."""
     shape = layout.profile_shape(plan)
     if tuple(memory.shape) != shape or memory.dtype is not torch.int64:
         raise ValueError(f"memory is {list(memory.shape)} of {memory.dtype}: must be {list(shape)} of torch.int64")

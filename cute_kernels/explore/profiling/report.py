@@ -41,15 +41,9 @@ def gpu_at_hand() -> tuple[str, int] | None:
 def device_for(plan: Plan, asked: str, at_hand: tuple[str, int] | None, stamps: int) -> str:
     """``"gpu"`` or ``"emulator"``: where a plan is profiled.
 
-    Args:
-        plan: what is launched.
-        asked: ``"gpu"``, ``"emulator"`` or ``"auto"``.
-        at_hand: `gpu_at_hand`, or None in the emulator.
-        stamps: that each warp may write.
-
-    Raises:
-        ValueError: a plan whose kernel cannot be profiled, no GPU for it, or a problem that is large for the emulator.
-    """
+    ``plan``: what is launched. ``asked``: ``"gpu"``, ``"emulator"`` or ``"auto"``. ``at_hand``: `gpu_at_hand`, or None
+    in the emulator. ``stamps``: that each warp may write. Raises ValueError: a plan whose kernel cannot be profiled, no
+    GPU for it, or a problem that is large for the emulator."""
     if plan.launches != (plan,):
         kernels = " and ".join(part.operation for part in plan.launches)
         raise ValueError(f"{plan.operation} chains the kernels of {kernels} here: profile patch-embed for the rows")
@@ -75,13 +69,9 @@ def device_for(plan: Plan, asked: str, at_hand: tuple[str, int] | None, stamps: 
 class ProfileReport:
     """A launch with stamps.
 
-    Attributes:
-        profile: what its warps wrote.
-        device: ``"gpu"`` or ``"emulator"``.
-        times: microseconds of a launch without stamps, ``"plain"``, and with them, ``"stamped"``; none in the emulator.
-        equilibrium: the first and the last tile of each warp are left out of the statistics.
-        phases: statistics of every warp and phase.
-    """
+    ``profile``: what its warps wrote. ``device``: ``"gpu"`` or ``"emulator"``. ``times``: microseconds of a launch
+    without stamps, ``"plain"``, and with them, ``"stamped"``; none in the emulator. ``equilibrium``: the first and the
+    last tile of each warp are left out of the statistics. ``phases``: statistics of every warp and phase."""
 
     profile: Profile
     device: str

@@ -22,15 +22,9 @@ NEEDED_TILES = 3
 class PhaseStatistics:
     """Clocks of one phase in a tile, of the same warp of every CTA; of a phase that a tile has often, their sum.
 
-    Attributes:
-        role, warp: of a CTA.
-        phase: its name; "tile" of all phases together stands as "all".
-        waits: whether the warp does nothing of its own in it.
-        tiles: how many were counted, of all CTAs together.
-        mean: clocks of a tile.
-        p95: 95th percentile, interpolated between tiles.
-        most: of any tile.
-    """
+    ``role``, ``warp``: of a CTA. ``phase``: its name; "tile" of all phases together stands as "all". ``waits``: whether
+    the warp does nothing of its own in it. ``tiles``: how many were counted, of all CTAs together. ``mean``: clocks of
+    a tile. ``p95``: 95th percentile, interpolated between tiles. ``most``: of any tile."""
 
     role: str
     warp: int
@@ -46,12 +40,9 @@ class PhaseStatistics:
 class RoleBalance:
     """A role in equilibrium: mean clocks of a tile over its warps.
 
-    Attributes:
-        role: name in the kernel's graph.
-        phases: clocks by name of the phase, in the order in which a tile has them.
-        total: from a tile to the next one.
-        waiting: of them, in phases in which the role does nothing of its own.
-    """
+    ``role``: name in the kernel's graph. ``phases``: clocks by name of the phase, in the order in which a tile has
+    them. ``total``: from a tile to the next one. ``waiting``: of them, in phases in which the role does nothing of its
+    own."""
 
     role: str
     phases: dict[str, float]
@@ -81,13 +72,8 @@ def has_equilibrium(profile: Profile) -> bool:
 def phase_statistics(profile: Profile, *, equilibrium: bool = True) -> list[PhaseStatistics]:
     """Statistics of every warp of a CTA and each of its phases, over all CTAs; warps without tiles are left out.
 
-    Args:
-        profile: stamps of a launch.
-        equilibrium: without the first and the last tile of each warp, when pipelines fill and drain.
-
-    Raises:
-        ValueError: ``equilibrium``, and no warp has three tiles.
-    """
+    ``profile``: stamps of a launch. ``equilibrium``: without the first and the last tile of each warp, when pipelines
+    fill and drain. Raises ValueError: ``equilibrium``, and no warp has three tiles."""
     result = []
     for (role, warp), clocks, order in _of_warps(profile, equilibrium):
         columns = [(phase_name(profile.graph, phase), is_wait(phase), clocks[:, phase]) for phase in order]
@@ -112,12 +98,7 @@ def role_balance(profile: Profile, *, equilibrium: bool = True) -> list[RoleBala
 
     Roles have the same total where the launch is long. The one that waits least is what the others wait for.
 
-    Args:
-        profile, equilibrium: as for `phase_statistics`.
-
-    Raises:
-        ValueError: as `phase_statistics`.
-    """
+    ``profile``, ``equilibrium``: as for `phase_statistics`. Raises ValueError: as `phase_statistics`."""
     warps: dict[str, list[PhaseStatistics]] = defaultdict(list)
     for found in phase_statistics(profile, equilibrium=equilibrium):
         warps[found.role].append(found)

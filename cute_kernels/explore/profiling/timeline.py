@@ -18,15 +18,8 @@ EMULATED_AXIS = "clocks of the emulator, not time: one microsecond is one of the
 def timeline(profile: Profile, *, clusters: int = 2, tiles: int | None = 16, emulated: bool = False) -> TraceEvents:
     """Slices of the phases of the first clusters, each with its clocks; idle warps are left out.
 
-    Args:
-        profile: stamps of a launch.
-        clusters: how many of them.
-        tiles: of each warp, from its first on; all when None.
-        emulated: the emulator's clocks, which are no time.
-
-    Raises:
-        ValueError: a number below 1.
-    """
+    ``profile``: stamps of a launch. ``clusters``: how many of them. ``tiles``: of each warp, from its first on; all
+    when None. ``emulated``: the emulator's clocks, which are no time. Raises ValueError: a number below 1."""
     for name, value in (("clusters", clusters), ("tiles", tiles)):
         if value is not None and value < 1:
             raise ValueError(f"{name} = {value}: must be at least 1")

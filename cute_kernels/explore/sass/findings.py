@@ -33,14 +33,10 @@ _COPIES = {"MOV": r"R\d+, R\d+\b", "IMAD": r"R\d+, RZ, RZ, R\d+\b", "R2UR": "", 
 class Finding:
     """One instruction that costs.
 
-    Attributes:
-        kind: of `KINDS`.
-        instruction: that costs; of a wait, the one that waits.
-        loop: the innermost one around it, None outside of loops.
-        clocks: of a wait, those that the load takes beyond what passed since its issue, at best; else 0.
-        producer: of a wait, the load.
-        behind: of a wait, clocks since its issue: what was issued between, and waits for other loads.
-    """
+    ``kind``: of `KINDS`. ``instruction``: that costs; of a wait, the one that waits. ``loop``: the innermost one around
+    it, None outside of loops. ``clocks``: of a wait, those that the load takes beyond what passed since its issue, at
+    best; else 0. ``producer``: of a wait, the load. ``behind``: of a wait, clocks since its issue: what was issued
+    between, and waits for other loads."""
 
     kind: str
     instruction: Instruction

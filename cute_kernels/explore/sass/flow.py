@@ -29,13 +29,9 @@ class Block:
 class Loop:
     """A natural loop.
 
-    Attributes:
-        header: the block that every pass begins with.
-        blocks: all of it, those of inner loops too.
-        depth: 1 for one that is in no other loop.
-        shortest, longest: clocks to issue one pass, by the way through it that needs least and most; every instruction
-            at most once, those of inner loops too.
-    """
+    ``header``: the block that every pass begins with. ``blocks``: all of it, those of inner loops too. ``depth``: 1 for
+    one that is in no other loop. ``shortest``, ``longest``: clocks to issue one pass, by the way through it that needs
+    least and most; every instruction at most once, those of inner loops too."""
 
     header: int
     blocks: frozenset[int]
@@ -47,12 +43,8 @@ class Loop:
 class Flow:
     """Blocks and loops of a kernel.
 
-    Attributes:
-        code: its instructions.
-        blocks: in order of their addresses.
-        block_of: the block of each instruction.
-        complete: whether every branch names where it leads; loops through one that does not are missing.
-    """
+    ``code``: its instructions. ``blocks``: in order of their addresses. ``block_of``: the block of each instruction.
+    ``complete``: whether every branch names where it leads; loops through one that does not are missing."""
 
     def __init__(self, code: Sequence[Instruction]) -> None:
         self.code = code

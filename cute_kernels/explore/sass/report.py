@@ -35,16 +35,9 @@ _TITLES = dict(zip(COLUMNS, "instr looped clocks exposed MEMBAR CCTL lanes moves
 class MachineCode:
     """A kernel's machine code and what costs in it.
 
-    Args:
-        kernel: name of the entry.
-        code: its instructions.
-        ptx: the PTX text that they were made of.
-
-    Attributes:
-        flow: its blocks and loops.
-        findings: what costs, by address; of a kernel with loops only what stands in one, but for spills.
-        name: of the kernel in its program.
-    """
+    ``kernel``: name of the entry. ``code``: its instructions. ``ptx``: the PTX text that they were made of. ``flow``:
+    its blocks and loops. ``findings``: what costs, by address; of a kernel with loops only what stands in one, but for
+    spills. ``name``: of the kernel in its program."""
 
     def __init__(self, kernel: str, code: Sequence[Instruction], ptx: str) -> None:
         self.kernel, self.ptx, self.name = kernel, ptx, short_name(ptx, kernel)

@@ -90,11 +90,8 @@ def tune(operation: Operation, problem: Any, candidates: int) -> Any:
 
     From then on it is what calls without a configuration get, here and in later processes.
 
-    Raises:
-        ValueError: sizes or types that no kernel takes, a number below 1.
-        TypeError: a number that is no integer.
-        NotImplementedError: there is no CUDA device, or none that has a kernel.
-    """
+    Raises ValueError: sizes or types that no kernel takes, a number below 1; TypeError: a number that is no integer;
+    NotImplementedError: there is no CUDA device, or none that has a kernel."""
     check_counts(candidates=candidates)
     make_plan(problem)  # refuses sizes and types before a device is asked for
     device = device_at_hand(f"tune_{operation.name}")
@@ -123,14 +120,9 @@ def input_sets(operation: Operation, problem: Any, device: str = "cuda") -> list
 def timers_of(operation: Operation, plans: Sequence[Plan], inputs: Sequence[Any]) -> dict[Plan, Timer]:
     """A timer for every plan, after its result was compared with that of the first one.
 
-    Args:
-        operation: that of the plans.
-        plans: of one problem, for the current device. Of a chain its kernels are timed as one launch.
-        inputs: arguments that have the problem; launches read them in turn.
-
-    Raises:
-        RuntimeError: a plan computes something else.
-    """
+    ``operation``: that of the plans. ``plans``: of one problem, for the current device. Of a chain its kernels are
+    timed as one launch. ``inputs``: arguments that have the problem; launches read them in turn. Raises RuntimeError: a
+    plan computes something else."""
     outputs: list[torch.Tensor] = []
 
     def prepare(plan: Plan) -> tuple[Callable[[int, int], None], torch.Tensor]:
@@ -171,14 +163,8 @@ def checked_timers(
 ) -> dict[Key, Timer]:
     """A timer for every plan, after its result was compared with that of the first one.
 
-    Args:
-        plans: for the current device.
-        prepare: returns, for a plan, what enqueues launch ``i`` on a stream, given as a handle, and the result of
-            launch 0.
-
-    Raises:
-        RuntimeError: a plan computes something else.
-    """
+    ``plans``: for the current device. ``prepare``: returns, for a plan, what enqueues launch ``i`` on a stream, given
+    as a handle, and the result of launch 0. Raises RuntimeError: a plan computes something else."""
     timers: dict[Key, Timer] = {}
     first = expected = None
     for plan in plans:
