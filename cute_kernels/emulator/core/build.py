@@ -104,31 +104,45 @@ def _name_with(flags: tuple[str, ...], machine: str) -> str:
 
 
 def library(variant: str) -> Path:
-    """The library of a variant, compiled if there is none that can be used. Processes that need the same one wait for
-    each other. Raises CoreNotBuilt: it is missing, and there is no compiler, or that fails, or the folder cannot be
-    written, or others can write it."""
+    """The library of a variant, compiled if there is none that can be used. Raises CoreNotBuilt: it is missing, and
+    there is no compiler, or that fails, or the folder cannot be written, or others can write it."""
     path = folder() / f"{variant}.so"
     try:
-        if _usable(path):
-            return path
-        command = compiler()
-        BUILD.mkdir(mode=0o755, exist_ok=True)
-        with files.locked(BUILD / ".lock"):
-            if not _usable(path):
-                path.parent.mkdir(mode=0o755, exist_ok=True)
-                _compile(command, variant, path)
-                _remove_others(path.parent)
+        return kept(path, compiler, functools.partial(_compile, variant))
     except OSError as error:
         raise CoreNotBuilt(
             f"the emulator's core is not compiled for these sources ({path}), and cannot be: {error}. "
             "Run pip install again as a user who may write there"
         ) from error
+
+
+def kept(path: Path, command: Callable[[], list[str]], compile: Callable[[list[str], Path], None]) -> Path:
+    """The library at a path, compiled if it is not there or cannot be used; processes that need the same one wait for
+    each other.
+
+    Args:
+        path: in a folder of its own sources, which is in a folder for such folders.
+        command: finds the compiler.
+        compile: takes its command, and puts the library at a path (`put`).
+
+    Raises:
+        CoreNotBuilt: of ``command`` or ``compile``.
+        OSError: a folder cannot be written, or others can write it.
+    """
+    if _usable(path):
+        return path
+    found, libraries = command(), path.parent.parent
+    libraries.mkdir(mode=0o755, exist_ok=True)
+    with files.locked(libraries / ".lock"):
+        if not _usable(path):
+            path.parent.mkdir(mode=0o755, exist_ok=True)
+            compile(found, path)
     return path
 
 
 def _usable(path: Path) -> bool:
     """Whether a library is there, is whole, and is no other user's; raises PermissionError for folders that are."""
-    for above in (BUILD, path.parent):
+    for above in (path.parent.parent, path.parent):
         if os.path.lexists(above) and (problem := _problem(above, stat.S_ISDIR)):
             raise PermissionError(f"{above} is not used: {problem}")
     if not path.exists() or _problem(path, stat.S_ISREG):
@@ -155,22 +169,33 @@ def platform_tag(libraries: Iterable[Path], usual: str) -> str:
 
 def compiler() -> list[str]:
     """$CC, or the first compiler that is found."""
-    given = os.environ.get("CC", "")
+    advice = "install one (Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc), or install a wheel"
+    return compiler_of("C", "CC", ("cc", "gcc", "clang"), "the emulator's core", advice)
+
+
+def compiler_of(language: str, variable: str, usual: Iterable[str], what: str, advice: str) -> list[str]:
+    """The compiler that a variable of the environment names, or the first of the usual ones.
+
+    Raises:
+        CoreNotBuilt: there is none for ``what``; gives the advice.
+    """
+    given = os.environ.get(variable, "")
     try:
         named = shlex.split(given)
     except ValueError as error:
-        raise CoreNotBuilt(f"the emulator's core is not compiled; $CC, {given!r}, is no command: {error}") from error
-    for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        raise CoreNotBuilt(f"{what} is not compiled; ${variable}, {given!r}, is no command: {error}") from error
+    for command in [named] if named else [[name] for name in usual]:
         if shutil.which(command[0]):
             return command
-    missing = f"$CC, {named[0]!r}, is not there" if named else "none of cc, gcc and clang is there, and $CC is not set"
+    *others, last = usual
+    nothing = f"none of {', '.join(others)} and {last} is there, and ${variable} is not set"
+    missing = f"${variable}, {named[0]!r}, is not there" if named else nothing
     raise CoreNotBuilt(
-        "the emulator's core is written in C and has to be compiled, which needs GCC or Clang "
-        f"({missing}): install one (Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc), or install a wheel"
+        f"{what} is written in {language} and has to be compiled, which needs GCC or Clang ({missing}): {advice}"
     )
 
 
-def _compile(compiler: list[str], variant: str, path: Path) -> None:
+def _compile(variant: str, compiler: list[str], path: Path) -> None:
     flags, _ = variants()[variant]
     command = [*compiler, *_FLAGS, *flags, *_more_flags()]
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
@@ -182,13 +207,19 @@ def _compile(compiler: list[str], variant: str, path: Path) -> None:
         objects = [Path(temporary, f"{source.stem}.o") for source in sources]
         commands = [[*command, "-c", f"-I{FOLDER}", str(s), "-o", str(o)] for s, o in zip(sources, objects)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            said = list(pool.map(_make, commands, objects))  # the first error leaves out what has not begun
-        said.append(_make([*command, "-shared", *map(str, objects), "-o", str(result), "-lm"], result))
+            said = list(pool.map(run, commands, objects))  # the first error leaves out what has not begun
+        said.append(run([*command, "-shared", *map(str, objects), "-o", str(result), "-lm"], result))
         warnings(path).write_text("".join(said))
-        content = result.read_bytes()
-        result.write_bytes(content + hashlib.sha256(content).digest())  # loaders and linkers ignore what is behind ELF
-        result.chmod(0o755)
-        result.replace(path)  # at once: another process sees all of it or nothing
+        put(result, path)
+    _remove_others(path.parent)
+
+
+def put(result: Path, path: Path) -> None:
+    """Puts what was compiled, and its digest, where it is kept."""
+    content = result.read_bytes()
+    result.write_bytes(content + hashlib.sha256(content).digest())  # loaders and linkers ignore what is behind ELF
+    result.chmod(0o755)
+    result.replace(path)  # at once: another process sees all of it or nothing
 
 
 def warnings(path: Path) -> Path:
@@ -196,15 +227,15 @@ def warnings(path: Path) -> Path:
     return path.with_suffix(".warnings")
 
 
-def _make(command: list[str], result: Path) -> str:
+def run(command: list[str], result: Path, what: str = "the emulator's core") -> str:
     """Runs a command of the compiler, and returns what it says; raises CoreNotBuilt."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
-        raise CoreNotBuilt(f"the emulator's core does not compile: {command[0]} cannot be run: {error}") from error
+        raise CoreNotBuilt(f"{what} does not compile: {command[0]} cannot be run: {error}") from error
     if done.returncode or not result.exists():
         raise CoreNotBuilt(
-            f"the emulator's core does not compile; {shlex.join(command)} says:\n{done.stdout}{done.stderr}"
+            f"{what} does not compile; {shlex.join(command)} says:\n{done.stdout}{done.stderr}"
             f"and returns {done.returncode}"
         )
     return done.stdout + done.stderr
