@@ -128,7 +128,7 @@ ptxas: $(VENV)/.installed-test
 	$(BIN)/python -m tests.emulator.ptxas_qualifiers $(ARGS)
 
 clean:
-	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations $(VENV)-programs $(VENV)-peers $(VENV)-release site dist demo.png random-orders .hypothesis .pytest_cache .ruff_cache
+	rm -rf cute_kernels/emulator/core/build cute_kernels/emulator/programs/device/build $(VENV) $(VENV)-integrations $(VENV)-programs $(VENV)-peers $(VENV)-release site dist demo.png random-orders .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

@@ -3,7 +3,7 @@
 ``--dry-run-arch sm_100a`` runs them without a GPU: `tests.gpu.emulated` stands for a device of that architecture and
 sizes are reduced. That shows that the tests fit the architecture, and that its kernels give the expected numbers in the
 emulator; it shows nothing about a GPU. Tests marked ``gpu_only`` are left out of it, since what they look at is not
-emulated: streams that run at once, CUDA graphs that hold torch's operations, `torch.compile`, times, the driver.
+emulated: streams that run at once, `torch.compile`, times, the driver.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from unittest import mock
 import torch
 
 from cute_kernels.emulator.programs import capturing
-from cute_kernels.emulator.programs.cuda_tensors import CudaTensor
 from cute_kernels.operations import base, gemm, patch_embed, patch_embed_images
 from cute_kernels.operations.compile import compile_plan, host_arguments
 from cute_kernels.operations.runtime import devices, gpu, repeat
@@ -53,7 +52,6 @@ def device(arch: str) -> Iterator[capturing.Session]:
     Args:
         arch: a key of `cute_kernels.plan.ARCHS`.
     """
-    tensors = (*repeat.PLAIN_TENSORS, CudaTensor)
     with contextlib.ExitStack() as stack, capturing.capture(arch) as session:
 
         def replace(target: object, **values: object) -> None:
@@ -62,8 +60,6 @@ def device(arch: str) -> Iterator[capturing.Session]:
 
         replace(gpu, bound_launch=functools.lru_cache(maxsize=None)(EmulatedLaunch))
         replace(torch.cuda, is_current_stream_capturing=lambda: False)
-        for module in (base, repeat):
-            replace(module, PLAIN_TENSORS=tensors)
         replace(repeat, _current_stream=lambda device: _NO_STREAM, _current_device=lambda: 0)
         replace(repeat, _is_capturing=lambda: False, _empty_strided=repeat._empty_strided_on_device)
         # The mode that serves the tensors is no interception of the operations.

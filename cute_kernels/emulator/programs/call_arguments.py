@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 
@@ -35,14 +34,13 @@ class _Compiled:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """State of one call: `converting_calls`' ``on_device``, and values of symbolic integers so far, by identity."""
+    """State of one call: values of symbolic integers so far, by identity."""
 
-    on_device: Callable[[object], bool]
     symbols: dict[int, tuple[int, str]] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
-def converting_calls(note: Callable[[dict[str, int]], None], on_device: Callable[[object], bool]) -> Iterator[None]:
+def converting_calls(note: Callable[[dict[str, int]], None]) -> Iterator[None]:
     """Functions that are compiled inside for TVM-FFI or for fake tensors can be called inside as TVM-FFI calls them.
 
     Such a call raises TypeError for a wrong number or kind of arguments, ValueError for a value that does not fit, or
@@ -50,9 +48,8 @@ def converting_calls(note: Callable[[dict[str, int]], None], on_device: Callable
 
     Args:
         note: as of `adapting_calls`.
-        on_device: whether a tensor is in device memory.
     """
-    with adapting_calls(_remember, functools.partial(_convert, on_device), note):
+    with adapting_calls(_remember, _convert, note):
         yield
 
 
@@ -84,7 +81,6 @@ def _is_fake(example: object) -> bool:
 
 
 def _convert(
-    on_device: Callable[[object], bool],
     compiled: _Compiled,
     names: list[str],
     args: tuple[object, ...],
@@ -99,7 +95,7 @@ def _convert(
         also = f"; {', '.join(streams)} comes from the environment" if streams else ""
         raise TypeError(f"{compiled.name} takes {len(taken)} arguments ({listed}{also}): {error}") from None
     bound.apply_defaults()
-    call = _Call(on_device)
+    call = _Call()
     converted = {
         name: _argument(value, compiled.examples.get(name, _UNKNOWN), name, call)
         for name, value in bound.arguments.items()
@@ -142,7 +138,7 @@ def _argument(value: object, example: object, name: str, call: _Call, nested: bo
         parts = ((getattr(value, f), getattr(example, f), f"{name}.{f}") for f in fields)
         return _Parts([_argument(v, e, n, call, nested) for v, e, n in parts])
     if is_tensor(example) and isinstance(value, torch.Tensor):
-        if is_fake_tensor(example) and compile_arguments.is_on_device(example) and not call.on_device(value):
+        if is_fake_tensor(example) and compile_arguments.is_on_device(example) and not value.is_cuda:
             raise ValueError(f"Mismatched Tensor {name}: is on the CPU (expected device_type=cuda): must be {example}")
         return TensorArgument(value, example, name, call.symbols)
     if example is None or nested and isinstance(example, (bool, int, float, str, type)):

@@ -5,7 +5,7 @@
     for launch in session.launches: print(launch.summary())
 
 Inside, everything that CuTe DSL compiles is compiled for ``arch`` with its PTX kept, every launch executes at once, and
-torch tensors on "cuda" are host memory (`cute_kernels.emulator.programs.cuda_tensors`). What belongs to the GPU and has
+torch tensors on "cuda" are host memory (`cute_kernels.emulator.programs.device`). What belongs to the GPU and has
 no meaning here is answered: device queries with the facts of ``arch``, times with NaN after one run of what was to be
 timed. TVM-FFI calls are made through CuTe DSL's own calls instead.
 """
@@ -77,7 +77,6 @@ class EmulatedLaunch:
             f"{report.seconds:.1f} s{processes}"
         )
 
-
     def lines(self, *, counters: bool, certificate: bool) -> list[str]:
         """The summary and, if asked for, what units did and whether the run stands for every schedule."""
         lines = [f"emulated: {self.summary()}"]
@@ -118,7 +117,7 @@ class Session:
         roles: Mapping[str, Sequence[str]] | None,
         new_byte: int,
     ) -> None:
-        from cute_kernels.emulator.programs import cuda_tensors  # torch is loaded when it is needed
+        from cute_kernels.emulator.programs.device import cuda_device  # torch is loaded when it is needed
 
         self.arch, self.options, self.chip = arch, options, CHIPS[arch]
         self.launches: list[EmulatedLaunch] = []
@@ -134,8 +133,9 @@ class Session:
         self._memory = GlobalMemory()
         self._captures = threading.local()
         self.streams = Streams()
-        self._tensors = cuda_tensors.CudaOnHost(self.chip, self.streams, self._made_on_device)
-        self._tensors.report, self._tensors.new_byte = self._raced, new_byte
+        worked = self._order.made if self._order is not None else None
+        self.device = cuda_device.CudaDevice(self.chip, self.streams, worked, self._refuse_to_wait)
+        self.device.report, self.device.new_byte = self._raced, new_byte
         self._launching = forks.lock()
         self.threads = ProgramThreads(self._inside)
 
@@ -224,14 +224,16 @@ class Session:
 
     def _launch(self, launch: host.CapturedLaunch) -> None:
         if self.graph is not None:
-            self.graph.launches.append(launch)
+            self.graph.take(launch)
             return
-        regions = dict(self._tensors.regions())
+        regions = dict(self.device.regions())
         self._memory.clear()
         for address, nbytes in regions.items():
             self._memory.register(address, nbytes, self._name(address, nbytes) or "a tensor on the device")
-        overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(
-            regions.items(), launch.stream
+        overlaps = (
+            launch.programmatic
+            and self._order is not None
+            and self._order.directly_follows(regions.items(), launch.stream)
         )
         options = dataclasses.replace(self.options, roles=self._names(launch))
         names = {address: self._name(address, nbytes) for address, nbytes in regions.items()}
@@ -265,8 +267,14 @@ class Session:
             self._kept.started(number, launch)
         if self._recorder is not None:
             self._recorder.take(
-                launch, regions.items(), overlaps=overlaps, roles=options.roles, barriers=options.barriers,
-                variables=memory.modules.get(launch.ptx), names=names, shapes=self._tensors.shape,
+                launch,
+                regions.items(),
+                overlaps=overlaps,
+                roles=options.roles,
+                barriers=options.barriers,
+                variables=memory.modules.get(launch.ptx),
+                names=names,
+                shapes=self.device.shape,
             )
         finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
         before, self._before = self._before, None
@@ -280,9 +288,9 @@ class Session:
             if before is not None and finished is not None and overlaps:
                 in_turn = before.let_overlap(finished, self._memory, self.options)
         except EmulatorError as error:
-            if shape := self._tensors.freed(error.address):
+            if shape := self.device.freed(error.address):
                 error.freed(shape)
-            owner = self._tensors.owner_on_the_host(error.address)
+            owner = self.device.owner_on_the_host(error.address)
             error.message += owner
             error.know("", *([owner.removeprefix(". ")] if owner else []))
             if self._order is not None:
@@ -309,7 +317,7 @@ class Session:
         if not isinstance(accesses, LaunchShadow):  # not looked for
             return
         spans = [*accesses.accesses(), *accesses.elsewhere]
-        race = self.streams.launched(launch, number, spans, self._tensors.lifetimes())
+        race = self.streams.launched(launch, number, spans, self.device.lifetimes())
         if race is not None:
             self._raced(race)
 
@@ -342,13 +350,11 @@ class Session:
         path = Path(self.options.trace)
         return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
-    def _made_on_device(self, name: str) -> None:
-        """A torch function makes device memory, which a CUDA graph here cannot hold."""
-        if self._order is not None:
-            self._order.made(name)
+    def _refuse_to_wait(self, name: str) -> None:
         if self.graph is not None:
-            raise UnsupportedOperation(
-                f"torch operation {name!r} while a CUDA graph is captured; emulated graphs hold kernel launches only"
+            raise RuntimeError(
+                f"CUDA error: operation not permitted when stream is capturing: torch's {name} makes the host wait "
+                "for the device while a CUDA graph is captured"
             )
 
     @contextlib.contextmanager
@@ -360,10 +366,10 @@ class Session:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(compiling_for(self.arch, UnsupportedOperation, self._name_arguments))
-            stack.enter_context(self._tensors.active())
+            stack.enter_context(self.device.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
-            stack.enter_context(call_arguments.converting_calls(self._name_arguments, self._tensors.is_on_device))
+            stack.enter_context(call_arguments.converting_calls(self._name_arguments))
             if "torch._dynamo" in sys.modules:  # functions that were compiled before run as they are, too
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._recording())
@@ -373,7 +379,7 @@ class Session:
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
         """The part of `active` that is per thread, for another thread."""
-        with self._tensors, self._recording():
+        with self.device.inside(), self._recording():
             yield
 
     @contextlib.contextmanager
@@ -392,10 +398,11 @@ class Session:
 
         yield torch, "compile", _uncompiled
         yield torch.nn.Module, "compile", _leave_uncompiled
-        yield torch.cuda, "CUDAGraph", type("CUDAGraph", (Graph,), {"session": session})
-        yield torch.cuda, "graph", Graph.captured
-        yield torch.cuda, "is_current_stream_capturing", lambda: session.graph is not None
-        yield torch.cuda, "graph_pool_handle", lambda: NO_POOL
+        graph = type("CUDAGraph", (Graph,), {"session": session})
+        for module in (torch.cuda, torch.cuda.graphs):
+            yield module, "CUDAGraph", graph
+        yield torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: session.graph is not None
+        yield torch.cuda.graphs, "_graph_pool_handle", lambda: NO_POOL
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
         yield importlib.import_module("cutlass.cute.testing"), "benchmark", _run_once
@@ -410,15 +417,15 @@ def _uncompiled(model: object = None, *_: object, backend: object = "inductor", 
     """`torch.compile` of its own back ends: the function as it is, since what inductor generates is for a GPU.
 
     Raises:
-        UnsupportedOperation: a back end that is a function, which would be given a graph.
+        UnsupportedOperation: a back end that is a function of the program, which would be given a graph.
         torch._dynamo.exc.InvalidBackend: a name that torch does not know.
     """
-    if not isinstance(backend, str):
+    if not isinstance(backend, str) and not getattr(backend, "__module__", "").startswith("torch."):
         raise UnsupportedOperation(
             f"torch.compile with backend {backend!r}: in the emulator functions run as they are, which torch's own "
             "back ends (inductor, eager, aot_eager, cudagraphs) may; a function would be called with a graph"
         )
-    if backend != "inductor":
+    if isinstance(backend, str) and backend != "inductor":
         import torch._dynamo
 
         torch._dynamo.lookup_backend(backend)

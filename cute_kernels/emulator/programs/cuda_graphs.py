@@ -1,17 +1,22 @@
-"""CUDA graphs of a program."""
+"""CUDA graphs of a program: launches, and operators of torch in between."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Protocol
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.programs.streams import Streams
 
 NO_POOL = (0, 0)
-"""Handle of the memory of graphs, which are given none: they hold launches on memory that programs have."""
+"""Handle of the memory of graphs, which share none: each keeps what its operators have made."""
+
+
+class Device(Protocol):
+    """The part of `cuda_device.CudaDevice` that is used here."""
+
+    def call(self, name: str, *arguments: object) -> object:
+        """Calls an operator of the device, which notes those of torch while this thread captures."""
 
 
 class Session(Protocol):
@@ -19,51 +24,71 @@ class Session(Protocol):
 
     graph: Graph | None
     streams: Streams
+    device: Device
 
     def launch(self, launch: CapturedLaunch) -> None:
         """Executes a launch."""
 
 
 class Graph:
-    """A CUDA graph of kernel launches; a program has a class of its own, with its ``session``."""
+    """Stands for torch.cuda.CUDAGraph; a program has a class of its own, with its ``session``."""
 
     session: Session
-    launches: list[CapturedLaunch]
+    _launches: list[tuple[int, CapturedLaunch]]  # with the number of operators before each
+    _operators: int | None  # number of those that the device has noted
 
     def __new__(cls, *_: object, **__: object) -> Graph:
         made = super().__new__(cls)
-        made.launches = []
+        made._launches, made._operators = [], None
         return made
 
-    def __init__(self, keep_graph: bool = False) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
     def capture_begin(self, *_: object, **__: object) -> None:
         """From here on launches are remembered instead of executed."""
+        if self._operators is not None:
+            raise RuntimeError("this CUDAGraph has been captured: must be a new one, or one after reset()")
+        self._operators = self.session.device.call("begin_graph")
         self.session.graph = self
 
     def capture_end(self) -> None:
         """Launches execute again."""
         self.session.graph = None
+        self.session.device.call("end_graph")
+
+    def take(self, launch: CapturedLaunch) -> None:
+        """Remembers a launch."""
+        self._launches.append((self._count(), launch))
+
+    def _count(self) -> int:
+        return 0 if self._operators is None else self.session.device.call("operators_of_graph", self._operators)
+
+    def instantiate(self) -> None:
+        """Nothing: a graph can be replayed at any time."""
+
+    def enable_debug_mode(self) -> None:
+        """Nothing: there is no file to dump."""
 
     def pool(self) -> tuple[int, int]:
         """Handle of its memory."""
         return NO_POOL
 
     def replay(self) -> None:
-        """Executes the remembered launches in order, in the current stream."""
-        for launch in self.launches:
-            self.session.launch(dataclasses.replace(launch, stream=self.session.streams.current))
+        """Executes everything in order, in the current stream."""
+        done, session = 0, self.session
+        for before, launch in [*self._launches, (self._count(), None)]:
+            if before > done:
+                session.device.call("replay_graph", self._operators, done, before)
+            done = before
+            if launch is not None:
+                session.launch(dataclasses.replace(launch, stream=session.streams.current))
 
     def reset(self) -> None:
-        """Forgets the launches."""
-        self.launches = []
+        """Forgets the launches and operators, and gives their memory back."""
+        self._launches = []
+        if self._operators is not None:
+            self.session.device.call("free_graph", self._operators)
+            self._operators = None
 
-    @contextlib.contextmanager
-    def captured(self, *_: object, **__: object) -> Iterator[None]:
-        """Remembers what is launched inside, behind everything: torch.cuda.graph synchronises the device first."""
-        self.session.streams.host_waits()
-        self.capture_begin()
-        try:
-            yield
-        finally:
-            self.capture_end()
+    def __del__(self) -> None:
+        self.reset()

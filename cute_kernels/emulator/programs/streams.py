@@ -23,6 +23,7 @@ from cute_kernels.emulator.races.launch_accesses import WRITES, Meeting, Span, r
 DEFAULT = 0
 """Handle of the default stream, which waits for all streams that are not made with cudaStreamNonBlocking."""
 _LEGACY = 1  # cudaStreamLegacy: another name of it
+_CUDA = 1  # c10::DeviceType
 _FIRST_HANDLE, _FIRST_EVENT = 0x5EED_0000, 0x5EED_8000_0000
 _KEPT = 64  # launches of a stream whose accesses are kept
 
@@ -62,13 +63,32 @@ class Done:
         return f"launch {self.number} ({self.launch.kernel_name}) in {_name(self.stream)}"
 
 
+class StreamOfThread(threading.local):
+    """The current stream of each thread; torch's, where a program has that."""
+
+    handle = DEFAULT
+
+    def get(self) -> int:
+        """The handle."""
+        return self.handle
+
+    def set(self, handle: int) -> None:
+        """Makes another stream the current one."""
+        self.handle = handle
+
+
 class Streams:
-    """The streams of a program. Threads have a current stream each."""
+    """The streams of a program. Threads have a current stream each.
+
+    Attributes:
+        of_thread: the current one of this thread, by ``get`` and ``set``.
+    """
 
     def __init__(self) -> None:
         self._handles = itertools.count(_FIRST_HANDLE, 0x100)
         self._lock = forks.lock()
-        self._local = threading.local()
+        self._local = threading.local()  # entered: handles of the streams before
+        self.of_thread = StreamOfThread()
         self._alone: set[int] = set()  # not ordered with the default stream
         self._ticks: Clock = {}
         self._clocks: dict[int, Clock] = {}
@@ -85,24 +105,22 @@ class Streams:
     @property
     def current(self) -> int:
         """The current stream of this thread, as torch has it."""
-        return self._entered()[-1]
-
-    @current.setter
-    def current(self, handle: int) -> None:
-        self._entered()[-1] = handle
+        return self.of_thread.get()
 
     def enter(self, handle: int) -> None:
         """A stream is the thread's until `leave`."""
-        self._entered().append(handle)
+        if not hasattr(self._local, "entered"):
+            self._local.entered = []
+        self._local.entered.append(self.of_thread.get())
+        self.of_thread.set(handle)
 
     def leave(self) -> None:
         """The stream before is."""
-        self._entered().pop()
+        self.of_thread.set(self._local.entered.pop())
 
-    def _entered(self) -> list[int]:
-        if not hasattr(self._local, "entered"):
-            self._local.entered = [DEFAULT]
-        return self._local.entered
+    def classes(self, base: type) -> tuple[type[Stream], type[Event]]:
+        """Stream and Event of the program; ``base``: torch.Stream."""
+        return type("Stream", (Stream, base), {"streams": self}), type("Event", (Event,), {"streams": self})
 
     # --- order --------------------------------------------------------------------------------------------------------
 
@@ -199,16 +217,22 @@ def _name(stream: int) -> str:
 
 
 class Stream:
-    """Stands for torch.cuda.Stream; a program has a class of its own, with its ``streams``."""
+    """Stands for torch.cuda.Stream; a program has a class of its own, with its ``streams``, derived of torch.Stream."""
 
     streams: Streams
 
-    def __init__(self, device: object = None, priority: int = 0, *, handle: int | None = None, **_: object) -> None:
-        import torch  # which commands that run no program do without
+    def __new__(cls, device: object = None, priority: int = 0, *, stream_id: int | None = None, **_: object) -> Stream:
+        handle = cls.streams.create(alone=True) if stream_id is None else stream_id
+        made = super().__new__(cls, stream_id=handle, device_index=0, device_type=_CUDA)
+        made.priority = priority
+        return made
 
-        self.device = torch.device("cuda", 0)
-        self.device_index, self.priority = 0, priority
-        self.cuda_stream = self.streams.create(alone=True) if handle is None else handle
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle."""
+        return self.stream_id
 
     def synchronize(self) -> None:
         """The host waits for what was launched in it."""
@@ -293,11 +317,6 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds."""
         return 1000 * (end.seconds - self.seconds)
-
-
-def classes(streams: Streams) -> tuple[type[Stream], type[Event]]:
-    """Stream and Event of one program."""
-    return type("Stream", (Stream,), {"streams": streams}), type("Event", (Event,), {"streams": streams})
 
 
 def answers(streams: Streams, driver: ModuleType, runtime: ModuleType) -> Iterator[tuple[object, str, object]]:

@@ -10,12 +10,8 @@ import cuda.bindings.driver as cuda
 import cutlass
 import torch
 from cutlass.cute.runtime import from_dlpack
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from cute_kernels.common.chips import CHIPS
 from cute_kernels.emulator.programs import capture
-from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost
-from cute_kernels.emulator.programs.streams import Streams
 from cute_kernels.emulator.programs.threads import ProgramThreads
 from tests.emulator import exit_program
 
@@ -100,20 +96,23 @@ def test_the_end_waits_for_all_but_daemons() -> None:
     assert threading.Thread.start.__qualname__ == "Thread.start"
 
 
-def test_a_tensor_that_another_thread_makes_where_one_has_ended_stays_known() -> None:
-    """Between finding that a storage has ended and forgetting it."""
-    mode = CudaOnHost(CHIPS["sm_90a"], Streams())
-    made = []
+def test_memory_of_several_threads_is_known_while_they_make_and_free_it() -> None:
+    with capture("sm_90a") as session:
+        kept: list[torch.Tensor] = []
 
-    class Ended:
-        def expired(self) -> bool:
-            mode._storages.clear()
-            tensor = torch.ones(4)
-            mode._storages[tensor.data_ptr()] = (StorageWeakRef(tensor.untyped_storage()), 16)
-            mode._storages[16] = mode._storages[tensor.data_ptr()]
-            made.append(tensor)
-            return True
+        def work(number: int) -> None:
+            for i in range(200):
+                tensor = torch.full((64,), float(number), device="cuda")
+                assert (tensor + i).sum().item() == 64 * (number + i)
+            kept.append(tensor)
 
-    mode._storages[16] = (Ended(), 8)
-    assert list(mode.regions()) == []
-    assert sorted(mode.regions()) == [(16, 16), (made[0].data_ptr(), 16)]
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            regions = sorted(session.device.regions())
+            assert all(a + n < b for (a, n), (b, _) in zip(regions, regions[1:]))
+        for thread in threads:
+            thread.join()
+        assert len(kept) == 4
+        assert {(tensor.data_ptr(), 256) for tensor in kept} <= set(session.device.regions())

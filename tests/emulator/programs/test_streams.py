@@ -169,7 +169,7 @@ def test_one_of_two_writes(session: Session, first: tuple, second: tuple, races:
 def test_parts_of_a_tensor_are_apart(session: Session) -> None:
     x, y, _ = tensors()
     z = torch.zeros(2 * COUNT + 1, dtype=torch.int32, device="cuda")
-    copy(x, z[: COUNT], torch.cuda.Stream())
+    copy(x, z[:COUNT], torch.cuda.Stream())
     copy(y, z[COUNT : 2 * COUNT], torch.cuda.Stream())
     with pytest.raises(GlobalMemoryRace, match="byte 4 of a tensor on the device"):
         copy(y, z[1 : COUNT + 1], torch.cuda.Stream())
@@ -341,7 +341,7 @@ def test_memory_that_was_freed_is_no_more_raced_for(session: Session) -> None:
     """The allocator may place another tensor there."""
     x, y = tensors(2)
     copy(x, y, torch.cuda.Stream())
-    lifetimes = session._tensors.lifetimes()
+    lifetimes = session.device.lifetimes()
     address = y.data_ptr()
     assert lifetimes(address) and not lifetimes(address + 4)
     (done,) = next(iter(session.streams._launches.values()))

@@ -1,33 +1,11 @@
-"""Operators on "cuda" tensors in the emulator: what of torch they take the place of."""
+"""Modules, transforms and files of torch with "cuda" tensors in the emulator."""
 
 from __future__ import annotations
 
-import contextlib
-
-import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from cute_kernels.emulator.programs import capture
-from cute_kernels.emulator.programs.cuda_operators import on_device_backward
-
-
-def test_the_apply_of_autograd_may_be_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of users get their class and arguments also with torch 2.14, where it is no ``classmethod``."""
-
-    class Function(dict):
-        apply = dict.__dict__["fromkeys"]
-
-    class Device(contextlib.nullcontext):
-        def is_on_device(self, value: object) -> bool:
-            return False
-
-    monkeypatch.setattr(torch.autograd, "Function", Function)
-    made = type("Own", (Function,), {})
-    with on_device_backward(Device()):
-        result = made.apply(["a", "b"], 3)
-    assert type(result) is made and result == {"a": 3, "b": 3}
-    assert Function.__dict__["apply"] is dict.__dict__["fromkeys"]
 
 
 def test_torch_func_on_the_device() -> None:
@@ -44,7 +22,7 @@ def test_torch_func_on_the_device() -> None:
         same = torch.vmap(lambda i: documents[i] == documents[0])(torch.arange(4, device="cuda"))
         gradient = torch.func.grad(lambda v: (v * v * v.sin()).sum())(x)
         assert inside == [torch.device("cuda", 0)] * 2
-        regions = dict(session._tensors.regions())
+        regions = dict(session.device.regions())
         for result in (table, same, gradient):
             assert result.is_cuda and result.device.type == "cuda"
             assert regions[result.untyped_storage().data_ptr()] == result.untyped_storage().nbytes()

@@ -1,0 +1,222 @@
+"""The device "cuda" of one program that runs in the emulator: its memory, and when the host waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import numpy as np
+import torch
+
+from cute_kernels.common.chips import MEMORY_BYTES, Chip
+from cute_kernels.emulator.errors import EmulatorError, raising
+from cute_kernels.emulator.programs.device import building, operators, torch_names
+from cute_kernels.emulator.reports.text import short_path
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.programs.streams import Streams
+
+_LIBRARIES = [f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[3])]
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_active: list[CudaDevice] = []
+"""Devices of programs that run, the innermost last."""
+
+
+class CudaDevice:
+    """``cuda:0`` in memory of the host. Use `active` to have it.
+
+    Args:
+        chip: whose facts answer queries.
+        streams: of the program.
+        worked: called with the name of an operator of torch that has changed or made device memory, if not None.
+        refuse: called with the name of what makes the host wait; raises where it must not, or returns.
+
+    Attributes:
+        report: called with a race of what the host reads; raises or returns.
+        new_byte: what each byte of a tensor of ``torch.empty`` and its like is, 0 to 255.
+        synchronising: what torch is asked to do where the host waits: 0 nothing, 1 to warn, 2 to raise.
+    """
+
+    def __init__(
+        self,
+        chip: Chip,
+        streams: Streams,
+        worked: Callable[[str], None] | None = None,
+        refuse: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.chip, self.streams, self.worked, self.refuse = chip, streams, worked, refuse
+        self.report: Callable[[EmulatorError], None] = raising
+        self.new_byte = self.synchronising = self._before = 0
+
+    @staticmethod
+    def call(name: str, *arguments: object) -> object:
+        """Calls an operator of the device, past whatever mode of torch is active."""
+        return getattr(torch.ops.cute_device, name).default.redispatch(_KEYS, *arguments)
+
+    def regions(self) -> Iterator[tuple[int, int]]:
+        """(address, bytes) of all memory on the device, in the order in which it was made, and last what earlier
+        programs of this process have left."""
+        found = self.call("memory")
+        older = 3 * sum(serial <= self._before for serial in found[2::3])
+        found = found[older:] + found[:older]
+        return zip(found[::3], found[1::3])
+
+    def shape(self, address: int) -> tuple[tuple[int, ...], int]:
+        """Shape of the first tensor of memory, by its address; bytes of an element, 0 if it is not row by row."""
+        shape, element = self.call("shape", address)
+        return tuple(shape), element
+
+    def freed(self, address: int | None) -> str:
+        """The tensor that was on the device at an address until it was freed, in words, or ""."""
+        kind, shape, file, line = self.call("freed", address) if address is not None else ("", (), "", 0)
+        if not kind:
+            return ""
+        return f"{kind} {tuple(shape)}" + (f", made at {short_path(file)}:{line}," if file else "")
+
+    def lifetimes(self) -> Callable[[int], bool]:
+        """Tells later whether memory that is on the device now, by its address, is still the one there."""
+        found = self.call("memory")
+        serials = dict(zip(found[::3], found[2::3]))
+        return lambda address: address in serials and serials[address] == self.call("serial", address)
+
+    def wait(self, function: str, address: int, nbytes: int) -> None:
+        """The host waits for the current stream, in which a function of torch reads ``nbytes`` at an address."""
+        self.refuse(function)
+        if self.synchronising == 2:
+            raise RuntimeError(f"torch's {function} is a synchronizing CUDA operation")
+        race = self.streams.read(f"torch's {function}", [(address, nbytes)])
+        if race is not None:
+            self.report(race)
+        self.streams.host_waits(self.streams.reached(self.streams.current))
+
+    @staticmethod
+    def owner_on_the_host(address: int | None) -> str:
+        """For reports: what of the host lies at an address that a kernel used, or nothing."""
+        if address is None:
+            return ""
+        for item in gc.get_objects():
+            kind = type(item)  # isinstance would ask the object, and some do things then
+            try:
+                if issubclass(kind, torch.Tensor) and item.device.type == "cpu":
+                    storage = item.untyped_storage()
+                    if storage.device.type != "cpu":  # a fake tensor
+                        continue
+                    name, start, nbytes = "CPU tensor", storage.data_ptr(), storage.nbytes()
+                elif issubclass(kind, np.ndarray):
+                    name, start, nbytes = "NumPy array", item.ctypes.data, item.nbytes
+                else:
+                    continue
+            except RuntimeError:  # sparse and MKL-DNN tensors have no storage
+                continue
+            if start <= address < start + nbytes:
+                shape, dtype = tuple(item.shape), str(item.dtype).removeprefix("torch.")
+                return (
+                    f". This address is in a {name} {dtype} {shape}, which a GPU cannot access: give the kernel "
+                    "a 'cuda' tensor, e.g. tensor.cuda()"
+                )
+        return ""
+
+    # --- activation ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[CudaDevice]:
+        """Makes the device one of this process, and lets ``torch.cuda`` know it."""
+        install()
+        if self.call("memory"):
+            gc.collect()  # what an earlier program has forgotten
+        self._before = max(self.call("memory")[2::3], default=0)  # serial number of the latest that is left
+        outer = self.streams.of_thread
+        self.streams.of_thread = _StreamOfThread()
+        with contextlib.ExitStack() as stack:
+            _active.append(self)
+            stack.callback(_leave, self, outer)
+            _enter(self)
+            # As a process of its own, which seeds all devices when it seeds the host.
+            self.call("default_generator").manual_seed(torch.initial_seed())
+            for target, name, value in torch_names.names(self):
+                stack.enter_context(mock.patch.object(target, name, value, create=True))
+            stack.enter_context(self.inside())
+            yield self
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """This thread is one of the program."""
+        # Backward functions run in the thread that calls them, where launches are intercepted; also afterwards, of
+        # what is left of the program: there are no threads for devices.
+        torch._C._set_multithreading_enabled(False)
+        was = self.call("enter", True)
+        try:
+            yield
+        finally:
+            self.call("enter", was)
+
+
+class _StreamOfThread:
+    """The current stream of each thread, as torch's C++ has it."""
+
+    def get(self) -> int:
+        return CudaDevice.call("stream")
+
+    def set(self, handle: int) -> None:
+        CudaDevice.call("exchange_stream", handle)
+
+
+def _enter(device: CudaDevice) -> None:
+    device.call("activate", device.new_byte, MEMORY_BYTES, _LIBRARIES)
+    device.call("watch", device.worked is not None)
+
+
+def _leave(device: CudaDevice, of_thread: object) -> None:
+    _active.remove(device)
+    device.call("exchange_stream", 0)
+    device.streams.of_thread = of_thread
+    if _active:
+        _enter(_active[-1])
+    else:
+        device.call("deactivate")
+
+
+@functools.cache
+def install() -> None:
+    """Gives this process's torch the device, which is there while one is `CudaDevice.active`.
+
+    Raises:
+        building.DeviceNotBuilt: it is not compiled, and cannot be.
+    """
+    building.load()
+    own = torch.library.Library("cute_device", "IMPL")
+    own.impl("host_waits", lambda name, address, nbytes: _active[-1].wait(name, address, nbytes), "CPU")
+    own.impl("worked", lambda name: _active[-1].worked(name), "CPU")
+    own.impl("stands_in", _stands_in, "CPU")
+    aten = torch.library.Library("aten", "IMPL")
+    for name, function in operators.kernels():
+        aten.impl(name, function, "CUDA")
+    install.libraries = own, aten  # they end what they have registered when they end
+    _serve_storages()
+
+
+def _stands_in(name: str) -> bool:
+    """Whether an operator's kernel for the CPU does for CUDA: it is of C++, and this build has no other."""
+    namespace, _, rest = name.partition("::")
+    return f"{namespace}/{rest}/CPU" not in torch.library._impls
+
+
+def _serve_storages() -> None:
+    """Gives ``torch.UntypedStorage`` a device argument of "cuda", with which deepcopy and torch.load call it."""
+    made = torch.UntypedStorage.__new__
+
+    def new(cls: type, *args: object, device: object = None, **keywords: object) -> object:
+        if device is None or torch.device(device).type != "cuda":
+            return made(cls, *args, **({} if device is None else {"device": device}), **keywords)
+        content = args[0] if args else 0
+        if isinstance(content, int):
+            return torch.empty(content, dtype=torch.uint8, device=device).untyped_storage()
+        return torch.tensor(list(content), dtype=torch.uint8, device=device).untyped_storage()
+
+    torch.UntypedStorage.__new__ = new

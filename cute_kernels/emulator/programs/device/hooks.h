@@ -1,0 +1,114 @@
+// What torch asks of a kind of device: a guard with streams, generators, and the hooks of CUDA.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "memory.h"
+
+namespace {
+
+using c10::Device, c10::DeviceIndex, c10::DeviceType, c10::Stream;
+
+thread_local int64_t stream_of_thread = 0;
+int64_t exchange_stream(int64_t stream) { return std::exchange(stream_of_thread, stream); }
+
+// Everything is complete when a call returns, as far as torch is concerned; the order of streams is kept in Python.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+    DeviceType type() const override { return DeviceType::CUDA; }
+    Device exchangeDevice(Device to) const override { check_index(to); return kDevice; }
+    Device getDevice() const override { return kDevice; }
+    void setDevice(Device to) const override { check_index(to); }
+    void uncheckedSetDevice(Device) const noexcept override {}
+    Stream getStream(Device) const override { return Stream(Stream::UNSAFE, kDevice, stream_of_thread); }
+    Stream getDefaultStream(Device) const override { return Stream(Stream::UNSAFE, kDevice, 0); }
+    Stream getNewStream(Device, int) const override { return getDefaultStream(kDevice); }
+    Stream getStreamFromGlobalPool(Device, bool) const override { return getDefaultStream(kDevice); }
+    Stream exchangeStream(Stream to) const override {
+        return Stream(Stream::UNSAFE, kDevice, exchange_stream(to.id()));
+    }
+    DeviceIndex deviceCount() const noexcept override { return active ? 1 : 0; }
+    void record(void** event, const Stream&, DeviceIndex, c10::EventFlag) const override {
+        *event = const_cast<Guard*>(this);
+    }
+    void block(void*, const Stream&) const override {}
+    bool queryEvent(void*) const override { return true; }
+    void destroyEvent(void*, DeviceIndex) const noexcept override {}
+    bool queryStream(const Stream&) const override { return true; }
+    void synchronizeStream(const Stream&) const override {}
+    void synchronizeEvent(void*) const override {}
+    void synchronizeDevice(DeviceIndex) const override {}
+};
+
+// A generator that says it is of the device; the CPU's kernels draw from the one inside.
+struct CudaGenerator final : c10::GeneratorImpl {
+    c10::intrusive_ptr<at::CPUGeneratorImpl> host;
+    explicit CudaGenerator(c10::intrusive_ptr<at::CPUGeneratorImpl> of)
+        : GeneratorImpl(kDevice, c10::DispatchKeySet(c10::DispatchKey::CUDA)), host(std::move(of)) {}
+    void set_current_seed(uint64_t seed) override { host->set_current_seed(seed); }
+    uint64_t current_seed() const override { return host->current_seed(); }
+    uint64_t seed() override { return host->seed(); }
+    void set_offset(uint64_t) override {}
+    uint64_t get_offset() const override { return 0; }
+    void set_state(const c10::TensorImpl& state) override { host->set_state(state); }
+    c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return host->get_state(); }
+    CudaGenerator* clone_impl() const override {
+        return new CudaGenerator(c10::dynamic_intrusive_pointer_cast<at::CPUGeneratorImpl>(host->GeneratorImpl::clone()));
+    }
+};
+
+at::Generator new_generator() {
+    return at::make_generator<CudaGenerator>(c10::make_intrusive<at::CPUGeneratorImpl>(c10::default_rng_seed_val));
+}
+
+const at::Generator& default_generator() {
+    static at::Generator* it = new at::Generator(new_generator());
+    return *it;
+}
+
+struct Hooks final : at::CUDAHooksInterface {
+    void init() const override {}
+    bool isBuilt() const override { return active; }
+    bool isAvailable() const override { return active; }
+    bool hasPrimaryContext(DeviceIndex) const override { return active; }
+    bool hasCUDA() const override { return active; }
+    int getNumGPUs() const override { return active ? 1 : 0; }
+    DeviceIndex deviceCount() const override { return active ? 1 : 0; }
+    DeviceIndex current_device() const override { return 0; }
+    DeviceIndex getCurrentDevice() const override { return 0; }
+    void setCurrentDevice(DeviceIndex to) const override { check_index({DeviceType::CUDA, to}); }
+    DeviceIndex exchangeDevice(DeviceIndex to) const override { check_index({DeviceType::CUDA, to}); return 0; }
+    DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
+    void deviceSynchronize(DeviceIndex) const override {}
+    const at::Generator& getDefaultGenerator(DeviceIndex) const override { return default_generator(); }
+    at::Generator getNewGenerator(DeviceIndex) const override { check_device(kDevice); return new_generator(); }
+    at::Allocator* getPinnedMemoryAllocator() const override { return pinned_memory(); }
+    at::Allocator* getCUDADeviceAllocator() const override { return device_memory(); }
+    bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
+    Device getDeviceFromPtr(void*) const override { return kDevice; }
+};
+
+at::Generator host_generator(const at::Generator& generator) {
+    auto* inside = dynamic_cast<CudaGenerator*>(generator.unsafeGetGeneratorImpl());
+    TORCH_CHECK(inside, "Expected a 'cuda' device type for generator but found 'cpu'");
+    return at::Generator(inside->host);
+}
+
+// torch asks once for the hooks of CUDA, and keeps what it gets. Where it has asked before this library was loaded,
+// the object that it made has no members either, and becomes one of these hooks.
+void install_device() {
+    static Guard guard;
+    c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(&guard);
+    c10::SetAllocator(DeviceType::CUDA, device_memory(), 10);
+    auto* registry = at::CUDAHooksRegistry();
+    if (!registry->Has("CUDAHooks"))
+        registry->Register("CUDAHooks",
+            [](at::CUDAHooksArgs) { return std::unique_ptr<at::CUDAHooksInterface>(new Hooks); });
+    auto& hooks = at::detail::getCUDAHooks();
+    if (dynamic_cast<const Hooks*>(&hooks)) return;
+    static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
+    new (const_cast<at::CUDAHooksInterface*>(&hooks)) Hooks();
+}
+
+}  // namespace

@@ -1,0 +1,170 @@
+"""Answers to ``torch.cuda``: what it calls in C++ that only a build for CUDA has, and queries of the device.
+
+``torch.cuda`` itself is torch's own: streams are entered, seeds set and statistics read by its Python.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from cute_kernels.common.chips import MEMORY_BYTES, Chip
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.programs.streams import Streams
+
+DEVICE = torch.device("cuda", 0)
+_TYPE = 1  # c10::DeviceType::CUDA
+_DEFAULT = 0  # handle of the default stream
+AnyDevice = torch.device | str | int | None
+"""A device as programs name it; None: the present one."""
+
+
+class Device(Protocol):
+    """The part of `cuda_device.CudaDevice` that is used here."""
+
+    chip: Chip
+    streams: Streams
+    synchronising: int
+
+    def call(self, name: str, *arguments: object) -> object:
+        """Calls an operator of the device."""
+
+
+def check(device: AnyDevice) -> int:
+    """The index of a device. Raises RuntimeError: there is one device, ``cuda:0``."""
+    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or DEVICE)
+    if found.index not in (None, DEVICE.index):
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {found}; emulated programs have one device, {DEVICE}")
+    return 0
+
+
+def names(device: Device) -> Iterator[tuple[object, str, object]]:
+    """Module, name and what is there while a program runs."""
+    for name, value in of_c(device).items():
+        yield torch._C, name, value
+    yield from _of_cuda(device)
+    yield torch.version, "cuda", "13.0"  # as the driver says
+    yield torch.profiler, "profile", Profile
+
+
+def of_c(device: Device) -> dict[str, object]:
+    """Functions of ``torch._C``."""
+    call = device.call
+
+    def statistics(index: int) -> dict[str, dict[str, dict[str, int]]]:
+        used, peak = call("used")
+        bytes_ = {"all": {"current": used, "peak": peak, "allocated": used, "freed": 0}}
+        return {"allocated_bytes": bytes_, "reserved_bytes": bytes_, "active_bytes": bytes_}
+
+    def set_stream(stream_id: int, **_: int) -> None:
+        call("exchange_stream", stream_id)
+
+    def set_mode(mode: int) -> None:
+        device.synchronising = mode
+
+    capability = device.chip.compute_capability
+    return {
+        "_has_cuda": True,
+        "_cuda_init": _nothing(),
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": check,
+        "_cuda_exchangeDevice": _same,
+        "_cuda_maybeExchangeDevice": _same,
+        "_cuda_synchronize": lambda: device.streams.host_waits(),
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_getCurrentStream": lambda index: (call("stream"), 0, _TYPE),
+        "_cuda_getCurrentRawStream": lambda index: call("stream"),
+        "_cuda_getDefaultStream": lambda index: (_DEFAULT, 0, _TYPE),
+        "_cuda_getStreamFromExternal": lambda handle, index: (handle, 0, _TYPE),
+        "_cuda_setStream": set_stream,
+        "_cuda_emptyCache": _nothing(),
+        "_host_emptyCache": _nothing(),
+        "_cuda_ipc_collect": _nothing(),
+        "_cuda_resetPeakMemoryStats": lambda index: call("reset_peak"),
+        "_cuda_resetAccumulatedMemoryStats": _nothing(),
+        "_cuda_memoryStats": statistics,
+        "_cuda_canDeviceAccessPeer": lambda index, peer: False,
+        "_cuda_getArchFlags": lambda: f"sm_{capability[0]}{capability[1]}",
+        "_cuda_set_sync_debug_mode": set_mode,
+        "_cuda_get_sync_debug_mode": lambda: device.synchronising,
+    }
+
+
+def _of_cuda(device: Device) -> Iterator[tuple[object, str, object]]:
+    cuda, chip = torch.cuda, device.chip
+    stream, event = device.streams.classes(torch.Stream)
+    for module in (cuda, cuda.streams):
+        yield module, "Stream", stream
+        yield module, "Event", event
+        yield module, "ExternalStream", type("ExternalStream", (External, stream), {})
+    yield cuda.graph, "default_capture_stream", None  # a stream of this program, when it is first needed
+    properties = _properties(chip)
+
+    def used() -> int:
+        return device.call("used")[0]
+
+    queries = {
+        "_initialized": True,  # torch would look for the CUDA runtime
+        "_cached_device_count": None,
+        "_exchange_device": _same,
+        "_maybe_exchange_device": _same,
+        "default_generators": (device.call("default_generator"),),
+        "device_count": lambda: 1,
+        "get_device_properties": lambda device=None: properties if check(device) == 0 else None,
+        "mem_get_info": lambda device=None: (MEMORY_BYTES - used(), MEMORY_BYTES),
+        "init": _nothing(),
+        "_lazy_init": _nothing(),
+    }
+    for name, value in queries.items():
+        yield cuda, name, value
+    ranges = {"rangePushA": lambda text: 0, "rangePop": lambda: 0, "markA": _nothing()}
+    yield cuda.nvtx, "_nvtx", types.SimpleNamespace(**ranges, rangeStartA=lambda text: 0, rangeEnd=_nothing())
+
+
+def _properties(chip: Chip) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        name=chip.device,
+        major=chip.compute_capability[0],
+        minor=chip.compute_capability[1],
+        multi_processor_count=chip.sm_count,
+        total_memory=MEMORY_BYTES,
+        L2_cache_size=chip.l2_bytes,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=chip.smem_bytes,
+        shared_memory_per_multiprocessor=chip.sm_smem_bytes,
+        warp_size=32,
+        max_threads_per_multi_processor=chip.threads,
+        regs_per_multiprocessor=65536,
+        gcnArchName="",
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
+
+
+def _same(device: int) -> int:
+    """The device before, of the one there is. Two names need two functions: torch's compiler keeps a table of them."""
+    return check(device) if device >= 0 else -1
+
+
+def _nothing() -> Callable[..., None]:
+    """Everything is complete when a call returns. A new function for each name, as torch's compiler wants it."""
+    return lambda *_, **__: None
+
+
+class External:
+    """A stream by the handle that something else gave, as ``torch.cuda.ExternalStream`` takes it."""
+
+    def __new__(cls, stream_ptr: int, device: AnyDevice = None, **_: object) -> External:
+        return super().__new__(cls, stream_id=stream_ptr)
+
+
+class Profile(torch.profiler.profile):
+    """Profile of what the CPU does: nothing runs on a GPU."""
+
+    def __init__(self, *, activities: object = None, **keywords: object) -> None:
+        super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **keywords)

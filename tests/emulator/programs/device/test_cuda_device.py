@@ -1,0 +1,469 @@
+"""The device "cuda" of emulated programs: what torch does with it, graphs with torch's operators, how it is built."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import pytest
+import torch
+from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
+
+from cute_kernels.emulator.programs import capture
+from cute_kernels.emulator.programs.capturing import Session
+from cute_kernels.emulator.programs.device import building
+from tests.emulator import scale_program
+from tests.emulator.programs.device import operator_samples
+from tests.nightly import nightly
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with capture("sm_90a") as session:
+        yield session
+
+
+def launch(x: torch.Tensor, y: torch.Tensor, factor: float) -> None:
+    """y = factor * x + 1 by a kernel."""
+    given = [from_dlpack(t).mark_layout_dynamic() for t in (x, y)]
+    scale_program.host(*given, cutlass.Float32(factor), cutlass.Int32(x.numel()), cuda.CUstream(0))
+
+
+def samples(*arguments: str) -> list[str]:
+    """Lines of `operator_samples`, in a process of its own: torch's module of samples changes settings of torch."""
+    code = "import sys; from cute_kernels.commands.cli import main; sys.exit(main())"
+    program = [operator_samples.__file__, *arguments]
+    command = [sys.executable, "-W", "ignore", "-c", code, "emulate", "--arch", "sm_90a", "--quiet", *program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_operators_give_what_they_give_on_the_cpu() -> None:
+    assert samples("--drawn", "60", "--seed", "0") == ["60 operators"]
+
+
+@nightly
+@pytest.mark.parametrize("part", range(8))
+def test_all_operators_give_what_they_give_on_the_cpu(part: int) -> None:
+    (line,) = samples("--part", str(part), "--of", "8")
+    assert int(line.split()[0]) > 80
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+def define(name: str) -> torch.library.CustomOpDef:
+    operator = torch.library.custom_op(f"test_device::{name}", scaled, mutates_args=())
+    operator.register_fake(lambda x, factor: torch.empty_like(x))
+    return operator
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).relu()
+
+
+def saved(x: torch.Tensor) -> torch.Tensor:
+    buffer = io.BytesIO()
+    torch.save({"x": x}, buffer)
+    buffer.seek(0)
+    return torch.load(buffer)["x"]
+
+
+SAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "save and load": saved,
+    "dlpack": torch.from_dlpack,
+    "vmap": lambda x: torch.vmap(lambda row: row * 1)(x),
+    "make_fx": lambda x: make_fx(lambda v: v + 0, tracing_mode="symbolic")(x)(x),
+    "a copy through pinned memory": lambda x: x.cpu().pin_memory().to("cuda", non_blocking=True),
+    "nested in a module": lambda x: torch.nn.Parameter(x).data,
+    "resize_": lambda x: torch.empty(0, device="cuda").resize_(x.shape).copy_(x),
+    "a storage": lambda x: torch.empty(0, device="cuda").set_(x.untyped_storage()).view(x.shape),
+    "out": lambda x: torch.add(x, 0, out=torch.empty_like(x)),
+    "indices of the host": lambda x: x[torch.arange(len(x))],
+    "a mask": lambda x: x[torch.ones(len(x), dtype=torch.bool, device="cuda")],
+    "complex": lambda x: torch.complex(x, x).conj().real,
+    "inference": torch.inference_mode()(lambda x: x + 0),
+    "a view in inference": torch.inference_mode()(lambda x: x.view(-1, 2).clone().view(x.shape)),
+}
+
+
+@pytest.mark.parametrize("way", SAME)
+def test_ways_that_give_the_same_tensor(session: Session, way: str) -> None:
+    x = torch.randn(3, 4, device="cuda")
+    made = SAME[way](x)
+    assert made.is_cuda and made.device == x.device and made.dtype == x.dtype
+    assert made.shape == x.shape and type(made.shape) is torch.Size
+    assert torch.equal(made.cpu(), x.cpu())
+    regions = dict(session.device.regions())
+    assert made.untyped_storage().data_ptr() in regions, "kernels may touch it"
+
+
+def test_the_default_device(session: Session) -> None:
+    torch.set_default_device("cuda")
+    try:
+        made = [torch.tensor([1.0]), torch.arange(3), torch.randn(2), torch.nn.Linear(2, 2).weight]
+        assert all(each.is_cuda for each in made) and not torch.ones(2, device="cpu").is_cuda
+    finally:
+        torch.set_default_device(None)
+
+
+def test_fake_tensors(session: Session) -> None:
+    x = torch.ones(8, device="cuda")
+    for each in (x, x[1:], x.view(2, 4).T):
+        fake = FakeTensorMode().from_tensor(each)
+        assert (fake.device, fake.shape, fake.stride()) == (x.device, each.shape, each.stride())
+        assert (fake + 1).device == x.device
+
+
+def test_a_custom_operator_passes_torch_s_checks(session: Session) -> None:
+    x = torch.randn(7, device="cuda")
+    assert set(torch.library.opcheck(define("checked"), (x, 2.0)).values()) == {"SUCCESS"}
+
+
+def test_an_exported_module(session: Session) -> None:
+    module, x = Linear().cuda(), torch.randn(3, 4, device="cuda")
+    exported = torch.export.export(module, (x,))
+    assert torch.equal(exported.module()(x), module(x))
+    assert {each.device.type for each in exported.state_dict.values()} == {"cuda"}
+
+
+def test_attention_with_a_function_of_scores(session: Session) -> None:
+    q, k, v = (torch.randn(1, 2, 16, 8, device="cuda") for _ in range(3))
+    with pytest.warns(UserWarning, match="without torch.compile"):
+        made = flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + i - j)
+    host = [each.cpu() for each in (q, k, v)]
+    places = torch.arange(16.0)
+    bias = places[:, None] - places
+    expected = torch.nn.functional.scaled_dot_product_attention(*host, attn_mask=bias)
+    assert made.is_cuda
+    torch.testing.assert_close(made.cpu(), expected)
+
+
+def test_random_numbers_are_the_device_s_own(session: Session) -> None:
+    torch.manual_seed(3)
+    host, first = torch.randn(4), torch.randn(4, device="cuda")
+    state, of_host = torch.cuda.get_rng_state(), torch.get_rng_state()
+    second = torch.randn(4, device="cuda")
+    assert torch.equal(torch.get_rng_state(), of_host), "the host's are not drawn from"
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.randn(4, device="cuda"), second) and not torch.equal(first, second)
+    own = torch.Generator("cuda").manual_seed(3)
+    assert own.device.type == "cuda" and torch.equal(torch.randn(4, device="cuda", generator=own), first)
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.randn(4, device="cuda", generator=torch.Generator())
+    assert host.shape == (4,) and torch.cuda.initial_seed() == 3
+
+
+REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
+    "numpy": (lambda x: x.numpy(), "can't convert cuda:0"),
+    "an operation of both devices": (lambda x: x + torch.ones(4), "at least two devices"),
+    "a product of both": (lambda x: x.view(2, 2) @ torch.ones(2, 2), "same device|two devices"),
+    "a second device": (lambda x: x.to("cuda:1"), "invalid device ordinal: cuda:1"),
+    "sparse": (lambda x: x.to_sparse(), "layout Sparse"),
+    "more memory than there is": (lambda x: torch.empty(1 << 40, device="cuda"), "out of memory"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(session: Session, what: str) -> None:
+    function, said = REFUSED[what]
+    with pytest.raises((RuntimeError, TypeError, NotImplementedError), match=said):
+        function(torch.ones(4, device="cuda"))
+
+
+@cute.kernel
+def add_one_kernel(x: cute.Tensor, y: cute.Tensor):
+    i, _, _ = cute.arch.thread_idx()
+    if i < cute.size(x):
+        y[i] = x[i] + 1.0
+
+
+@cute.jit
+def add_one(x: cute.Tensor, y: cute.Tensor):
+    add_one_kernel(x, y).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+@pytest.mark.parametrize("is_fake", [False, True])
+def test_an_empty_tensor_is_given_to_a_compiled_function(session: Session, is_fake: bool) -> None:
+    def given(t: torch.Tensor) -> object:
+        return t if is_fake else from_dlpack(t).mark_layout_dynamic()
+
+    x, empty = torch.ones(8, device="cuda"), torch.ones(0, device="cuda")
+    example = make_fake_compact_tensor(cutlass.Float32, (cute.sym_int(),)) if is_fake else given(x)
+    compiled = cute.compile(add_one, example, example)
+    for tensor in (x, empty):
+        compiled(given(tensor), given(y := torch.zeros_like(tensor)))
+        assert y.tolist() == [2.0] * tensor.numel()
+
+
+def test_backward_in_a_thread_launches_there(session: Session) -> None:
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            made = torch.empty_like(gradient)
+            launch(gradient.contiguous(), made, 2.0)
+            return made
+
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    thread = threading.Thread(target=lambda: Kernel.apply(x).sum().backward())
+    thread.start()
+    thread.join()
+    assert x.grad.tolist() == [3.0] * 64 and len(session.launches) == 1
+
+
+def _in_child(queue: object) -> None:
+    with capture("sm_80"):
+        x = torch.arange(4.0, device="cuda", requires_grad=True)
+        (x * x).sum().backward()
+        queue.put((x.grad.tolist(), torch.cuda.get_device_capability()))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_has_the_device(session: Session) -> None:
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    (x * x).sum().backward()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=120) == ([0.0, 2.0, 4.0, 6.0], (8, 0))
+    child.join()
+
+
+def test_statistics_of_memory(session: Session) -> None:
+    before = torch.cuda.memory_allocated()
+    x = torch.ones(1 << 20, device="cuda")
+    assert torch.cuda.memory_allocated() == before + (4 << 20)
+    del x
+    assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() >= before + (4 << 20)
+    torch.cuda.reset_peak_memory_stats()
+    free, total = torch.cuda.mem_get_info()
+    assert torch.cuda.max_memory_allocated() == before and total - free == before
+
+
+def test_freed_memory_is_not_used_again_at_once(session: Session) -> None:
+    """So that a kernel that still uses it is told so."""
+    x = torch.ones(1000, device="cuda")
+    address = x.data_ptr()
+    del x
+    assert all(torch.ones(1000, device="cuda").data_ptr() != address for _ in range(8))
+    assert session.device.freed(address + 8).startswith("float32 (1000,), made at ")
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def work(x: torch.Tensor, y: torch.Tensor, launches: bool) -> torch.Tensor:
+    """Results, views of them, in-place and ``out=`` operators, copies, random choices of none; a launch in between."""
+    made = (x * 2 + torch.arange(64.0, device=x.device)).view(8, 8)
+    made[0] += 1
+    torch.add(made, made.T, out=made_again) if (made_again := torch.empty_like(made)) is not None else None
+    if launches:
+        launch(made_again.view(-1), y, 2.0)
+    else:
+        y.copy_(2 * made_again.view(-1) + 1)
+    parts = torch.stack(torch.split(y, 16)).cumsum(0)
+    y.mul_(0.5)
+    return torch.cat([parts.flatten(), y, torch.zeros(2, device=x.device)])
+
+
+@pytest.mark.parametrize("launches", [False, True], ids=["operators", "operators and a launch"])
+def test_a_graph_with_operators_of_torch(session: Session, launches: bool) -> None:
+    x, y = torch.ones(64, device="cuda"), torch.full((64,), 5.0, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = work(x, y, launches)
+    assert x.tolist() == [1.0] * 64 and y.tolist() == [5.0] * 64, "a capture runs nothing"
+    assert not session.launches
+    for value in (3.0, -1.0):
+        x.fill_(value)
+        graph.replay()
+        host = torch.full((64,), 5.0)
+        expected = work(torch.full((64,), value), host, launches=False)
+        torch.testing.assert_close(result.cpu(), expected)
+        torch.testing.assert_close(y.cpu(), host)
+    assert len(session.launches) == 2 * launches
+
+
+def test_a_graph_keeps_the_memory_of_its_results(session: Session) -> None:
+    x, graph = torch.ones(64, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = (x + 1) * 3  # of which the sum is gone by now
+    others = [torch.full((64,), 9.0, device="cuda") for _ in range(64)]
+    x.fill_(2)
+    graph.replay()
+    assert result.tolist() == [9.0] * 64 and all(each.tolist() == [9.0] * 64 for each in others)
+
+
+def test_random_numbers_of_a_graph(session: Session) -> None:
+    torch.cuda.manual_seed(1)
+    drawn = [torch.rand(4, device="cuda").tolist() for _ in range(2)]
+    torch.cuda.manual_seed(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x = torch.rand(4, device="cuda")
+    for expected in drawn:
+        graph.replay()
+        assert x.tolist() == expected
+
+
+def test_callables_made_into_graphs(session: Session) -> None:
+    module, x = Linear().cuda(), torch.randn(3, 4, device="cuda", requires_grad=True)
+    expected = module(x)
+    (gradient,) = torch.autograd.grad(expected.sum(), x)
+    graphed = torch.cuda.make_graphed_callables(module, (torch.randn(3, 4, device="cuda", requires_grad=True),))
+    for _ in range(2):
+        made = graphed(x)
+        torch.testing.assert_close(made, expected)
+        torch.testing.assert_close(torch.autograd.grad(made.sum(), x)[0], gradient)
+
+
+WAITS: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda x: x[0].item(),
+    "cpu": lambda x: x.cpu(),
+    "nonzero": lambda x: x.nonzero(),
+    "a mask": lambda x: x[x > 0],
+    "from the host": lambda x: x.copy_(torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_the_host_must_not_wait_while_a_graph_is_captured(session: Session, way: str) -> None:
+    x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), torch.cuda.graph(graph):
+        WAITS[way](x)
+    assert not torch.cuda.is_current_stream_capturing() and x.tolist() == [1.0] * 4
+
+
+def test_a_mode_in_which_waits_raise(session: Session) -> None:
+    x = torch.ones(4, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        y = x * 2
+        with pytest.raises(RuntimeError, match="item is a synchronizing CUDA operation"):
+            y[0].item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert y.tolist() == [2.0] * 4
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_backward_runs_in_the_stream_of_forward(session: Session) -> None:
+    seen = []
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.cuda.current_stream())
+            return gradient * 2
+
+    x, stream = torch.ones(4, device="cuda", requires_grad=True), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        y = Function.apply(x).sum()
+    y.backward()
+    assert seen == [stream] and torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_classes_of_streams_can_be_derived_from(session: Session) -> None:
+    stream = type("Own", (torch.cuda.Stream,), {})()
+    assert isinstance(stream, torch.Stream) and isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+    x = torch.ones(2, device="cuda")
+    x.record_stream(stream)
+    with stream:
+        assert (
+            torch.cuda.current_stream().cuda_stream
+            == stream.cuda_stream
+            == torch.accelerator.current_stream().stream_id
+        )
+    assert type("Event", (torch.cuda.Event,), {})().query()
+
+
+# --- how it is built --------------------------------------------------------------------------------------------------
+
+
+def build_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(building, "_libraries", lambda: folder)
+    return building.library()
+
+
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(
+        building.DeviceNotBuilt, match=r"none of c\+\+, g\+\+ and clang\+\+ is there.*apt install g\+\+"
+    ):
+        build_in(tmp_path, monkeypatch)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(building.DeviceNotBuilt, match=r"\$CXX, 'no-such-compiler', is not there"):
+        build_in(tmp_path, monkeypatch)
+
+
+def test_a_torch_that_it_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'no member named getStream' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(
+        building.DeviceNotBuilt, match=r"(?s)does not compile with torch .* install one of these\n.*no mem"
+    ):
+        build_in(tmp_path / "libraries", monkeypatch)
+
+
+def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """With a compiler that copies what there is, and says so; another torch has a library of its own."""
+    real, compiler = building.library(), tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\nfor last; do :; done\ncp "{real}" "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    first = build_in(tmp_path / "libraries", monkeypatch)
+    assert "compiling the device" in capsys.readouterr().err
+    assert build_in(tmp_path / "libraries", monkeypatch) == first and not capsys.readouterr().err
+    monkeypatch.setattr(torch.version, "git_version", "another")
+    assert build_in(tmp_path / "libraries", monkeypatch) != first
+    os.truncate(first, 1000)
+    monkeypatch.undo()
+    monkeypatch.setenv("CXX", str(compiler))
+    assert build_in(tmp_path / "libraries", monkeypatch) == first and first.stat().st_size > 1000
+
+
+def test_it_is_gone_when_the_program_is() -> None:
+    with contextlib.suppress(KeyError), capture("sm_90a"):
+        raise KeyError
+    assert torch.version.cuda or not torch.cuda.is_available()
