@@ -205,13 +205,14 @@ def candidates(shape: Shape, arch: str = "sm_90a", sm_count: int = 132) -> list[
 
 def more_candidates(problem: GemmProblem, arch: str = "sm_90a", sm_count: int = 132) -> list[Plan]:
     """Of a shape that is out of reach: much of the search space."""
-    found = sm90.search_space(problem, ARCHS[arch], sm_count)
+    found = sorted(sm90.search_space(problem, ARCHS[arch], sm_count), key=sm90.modelled_clocks)
     return list(dict.fromkeys([make_plan(problem, arch=arch, sm_count=sm_count), *found[:70]]))
 
 
 def narrow_candidates(shapes: Sequence[Shape], arch: str = "sm_90a", sm_count: int = 132) -> list[list[Plan]]:
     """Of each of `draw_narrow`'s: the chooser's ten most promising, and 30 in tiles that it does not have."""
-    spaces = [sm90.search_space(shape.problem, ARCHS[arch], sm_count) for shape in shapes]
+    found = (sm90.search_space(shape.problem, ARCHS[arch], sm_count) for shape in shapes)
+    spaces = [sorted(space, key=sm90.modelled_clocks) for space in found]
     worth: Counter[tuple] = Counter()
     for space in spaces:
         least = sm90.modelled_clocks(space[0])
@@ -579,6 +580,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fitting = commands.add_parser("fit", help="the chooser, to shapes that are not kept out")
     judging = commands.add_parser("regret", help="of the chooser, on shapes that were kept out")
     judging.add_argument("--all", action="store_true", help="on all shapes: no fit has seen the files")
+    judging.add_argument("--top", type=int, default=1, help="of the fastest of so many, as a tuner times them")
     images = commands.add_parser("images", help="regret and peers of files of `time --images`")
     for command in (fitting, judging, images):
         command.add_argument("files", type=Path, nargs="+", help="of time, or archives")
@@ -597,7 +599,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "fit":
         choices_fit.report_fit([shape for shape in shapes if not held_out(shape.problem)])
     else:
-        choices_fit.report_regrets([shape for shape in shapes if args.all or held_out(shape.problem)])
+        choices_fit.report_regrets([shape for shape in shapes if args.all or held_out(shape.problem)], args.top)
     return 0
 
 

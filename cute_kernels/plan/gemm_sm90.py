@@ -501,7 +501,7 @@ def tile_group(plan: Sm90GemmPlan) -> int:
 
 
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90GemmPlan]:
-    """Legal plans that are worth timing, the one with the least modelled time first."""
+    """Legal plans that are worth timing: the chooser's candidates and then others, both by modelled time."""
     plans = []
     for transposed, tile, cluster in itertools.product((False, True), TILES, CLUSTERS):
         tile_m, tile_n, pingpong = tile
@@ -513,7 +513,8 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Ge
             plan = _filled(problem, dataclasses.replace(config, split_k=split_k), arch, sm_count)
             if plan is not None:
                 plans.append(plan)
-    return sorted(plans, key=modelled_clocks)
+    known = candidates(problem, arch, sm_count)
+    return list(dict.fromkeys(plan for found in (known, plans) for plan in sorted(found, key=modelled_clocks)))
 
 
 def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan | None:

@@ -228,7 +228,7 @@ def test_k_is_split_where_tiles_are_few_and_k_is_long() -> None:
     assert make_plan(GemmProblem(196, 768, 3072), arch="sm_90a", sm_count=2).config.split_k == 1
     for size in (1024, 2048, 8192):
         assert make_plan(square(size), arch="sm_90a").config.split_k == 1
-        assert all(plan.config.split_k == 1 for plan in candidate_plans(square(2 * size), "sm_90a"))
+        assert all(plan.config.split_k == 1 for plan in candidate_plans(square(2 * size), "sm_90a")[:24])
     assert {plan.config.split_k for plan in candidate_plans(GemmProblem(196, 768, 3072), "sm_90a")} == {1, 2, 4, 8}
 
 

@@ -8,9 +8,9 @@ import statistics
 
 import pytest
 
-from bench import choices_fit, performance
+from bench import choices, choices_fit, performance
 from cute_kernels.config import GemmProblem
-from cute_kernels.plan import ARCHS, gemm_sm90, make_plan
+from cute_kernels.plan import ARCHS, candidate_plans, gemm_sm90, make_plan
 
 BOUNDS = {
     "one in three": (336, (1.027, 1.115), (1.03, 1.123)),
@@ -47,3 +47,11 @@ def test_the_choice_is_the_legal_candidate_of_least_modelled_time(in_dtype, out_
         chosen = make_plan(problem, arch="sm_90a", sm_count=sm_count)
         plans = gemm_sm90.candidates(problem, ARCHS["sm_90a"], sm_count)
         assert chosen == min(plans, key=gemm_sm90.modelled_clocks)
+
+
+def test_a_tuner_times_first_what_the_chooser_finds_best() -> None:
+    for shape in choices.draw(5, 60)[::10]:
+        plans = candidate_plans(shape.problem, "sm_90a")
+        assert plans[0] == make_plan(shape.problem, arch="sm_90a") and len(plans) == len(set(plans)) > 30
+        known = [gemm_sm90.modelled_clocks(plan) for plan in gemm_sm90.candidates(shape.problem, ARCHS["sm_90a"], 132)]
+        assert [gemm_sm90.modelled_clocks(plan) for plan in plans[: len(known)]] == sorted(known)
