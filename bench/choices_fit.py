@@ -33,7 +33,7 @@ START: dict[str, tuple[float, ...]] = {
     "launch": (2100, -400, -480, 29),
     "tile": (41, 144, 71),
     "epilogue": (32, 10, 16, 9, 13.5, 50, 31, 110, 48, -60, 95),
-    "rates": (57, 1300, 0.1, 0.0135, 0.0037, 0.115, 0.9, 0.6, 0.2),
+    "rates": (57, 1300, 0.1, 0.0135, 0.0037, 0.115, 0.9, 0.5, 0.5, 0.2),
 }
 """What the constants of the model are where timings say nothing; their signs stay."""
 
@@ -126,7 +126,9 @@ class Data:
         ratios = [plan.tiles / plan.most_clusters for plan in plans]
         self.blocks = tensor(-(-plan.k_blocks // plan.config.split_k) for plan in plans)
         self.waves, self.fill = tensor(map(sm90.waves, ratios)), tensor(min(1.0, ratio) for ratio in ratios)
-        self.unaligned = tensor(plan.problem.k * plan.in_bytes % sm90.LINE_BYTES > 0 for plan in plans)
+        row_bytes = [plan.problem.k * plan.in_bytes for plan in plans]
+        self.inside_line = tensor(each % sm90.LINE_BYTES > 0 for each in row_bytes)
+        self.inside_sector = tensor(each % sm90.SECTOR_BYTES > 0 for each in row_bytes)
         self.memory = tensor(map(self._memory_clocks, plans))
         self.slower: dict[str, torch.Tensor] = {}
         for mode in MODES:
@@ -140,7 +142,8 @@ class Data:
     def clocks(self, constants: dict[str, Sequence[torch.Tensor]], factors: torch.Tensor) -> torch.Tensor:
         """Modelled time of every candidate, and of memory, which is the same for all of a shape and hides the rest."""
         of_plans = sm90.terms(self.parts, constants, tuple(factors[self.tiles].unbind(1)))
-        stretch = 1 + constants["rates"][7] * self.unaligned
+        of_lines, of_sectors = constants["rates"][7:9]
+        stretch = 1 + of_lines * self.inside_line + of_sectors * self.inside_sector
         return (sm90.clocks(of_plans, self.blocks, self.waves, self.fill, stretch) ** 4 + self.memory**4) ** 0.25
 
     @staticmethod

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from bench.choices_fit import percentile
 from bench.peers.cublaslt import CublasError, Matmul, Operand
 from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.operations.base import Operation
@@ -206,15 +207,18 @@ def report(rows: Iterator[dict[str, str]]) -> None:
     for (kind, mode, shape), found in times.items():
         if found["chosen"]:
             (own,) = found["chosen"].values()
-            peer = min(found["peer"].values(), default=math.nan)
-            groups[kind, mode].append((shape, own / min(own, *found["ours"].values(), own), peer / own))
+            peer = min(found["peer"].values(), default=math.inf)
+            groups[kind, mode].append((shape, own / min(own, *found["ours"].values()), peer / own))
     for (kind, mode), values in groups.items():
         regrets = sorted(regret for _, regret, _ in values)
-        ratios = [ratio for _, _, ratio in values if not math.isnan(ratio)]
         print(
-            f"{kind}, {mode}: {len(values)} shapes, chosen / fastest mean {statistics.mean(regrets):.3f}, most "
-            f"{regrets[-1]:.3f}; fastest peer / chosen mean {statistics.geometric_mean(ratios):.3f}, least "
-            f"{min(ratios):.3f}"
+            f"{kind}, {mode}: {len(values)} shapes, chosen / fastest mean {statistics.mean(regrets):.3f}, "
+            f"95% {percentile(regrets):.2f}, most {regrets[-1]:.2f}"
         )
-        for shape, regret, ratio in sorted(values, key=lambda each: each[2])[:6]:
+        beside = sorted(each for each in values if each[2] < math.inf)
+        if beside:
+            ratios = [ratio for *_, ratio in beside]
+            print(f"    fastest peer / chosen, {len(beside)}: mean {statistics.geometric_mean(ratios):.2f}", end="")
+            print(f", least {min(ratios):.3f}")
+        for shape, regret, ratio in sorted(beside, key=lambda each: each[2])[:6]:
             print(f"    images, positions, patch, k, n {shape}: {regret:.3f}, {ratio:.3f}")

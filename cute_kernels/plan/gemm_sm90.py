@@ -287,8 +287,8 @@ RESIDENT_B_BYTES = 12 << 20
 """``b`` up to this stays in L2 through a launch, whatever the order of the tiles."""
 
 
-LINE_BYTES = 128
-"""Bytes of a line of L2."""
+LINE_BYTES, SECTOR_BYTES = 128, 32
+"""Bytes of a line of L2, and of the parts that are read of it."""
 
 
 Numbers = tuple[float, ...]
@@ -333,7 +333,7 @@ def terms(parts: Parts, constants: Mapping[str, Numbers], factors: Numbers = (1,
         return sum(constant * number for constant, number in zip(constants[name], numbers, strict=True))
 
     of_launch, of_tile, of_epilogue, (wgmma, fetched, slack, pingpong, share) = parts
-    overlap, latency, gain, fetch, first, alone, in_turn, _, heat = constants["rates"]
+    overlap, latency, gain, fetch, first, alone, in_turn, _, _, heat = constants["rates"]
     of_block, of_stores, once = factors
     epilogue = total("epilogue", of_epilogue) * of_stores
     hidden = alone + (in_turn - alone) * pingpong
@@ -367,8 +367,10 @@ def clocks(terms: Numbers, blocks: float, waves: float, fill: float, stretch: fl
 
 
 def stretch(row_bytes: int) -> float:
-    """Factor of the time that operands take to come: rows that begin inside a line of L2 take parts of more lines."""
-    return 1 + fitted.CONSTANTS["rates"][7] * (row_bytes % LINE_BYTES > 0)
+    """Factor of the time that operands take to come: of rows that begin inside a line of L2, or inside a sector of it,
+    more of them are read."""
+    of_lines, of_sectors = fitted.CONSTANTS["rates"][7:9]
+    return 1 + of_lines * (row_bytes % LINE_BYTES > 0) + of_sectors * (row_bytes % SECTOR_BYTES > 0)
 
 
 def waves(ratio: float) -> float:

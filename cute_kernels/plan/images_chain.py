@@ -42,6 +42,11 @@ REPACKED_FEATURES = 1536
 """Features up to which they are, as every 128 do so anew: on an H100 1152 in 0.84 to 0.93 of it, 1536 in 0.71 to 0.90,
 more were not measured; on an H200, whose passes are faster, 1024 in 0.92 and 1152 in 1.04 (bench/results)."""
 
+NARROW_GRID, WIDE_FEATURES = 12, 2560
+"""Patches of a grid row from which on, and features up to which, strips are read by the kernel itself: rows of boxes
+are short, and every 128 or 192 features read them anew. Of six drawn shapes beyond both, a pass and rows took 0.79 to
+0.99 of its time (bench/results: 2026-11-29-h200)."""
+
 COPIED_TOGETHER = 16
 """Images of one patch each that one CTA copies, at most: with a CTA for each, 32,768 of 1,176 bytes took seven times as
 long (H100)."""
@@ -91,6 +96,8 @@ def _why_faster(problem: PatchEmbedImagesProblem) -> str:
     nbytes = row_bytes(problem)
     if nbytes == REPACKED:
         return _why_not_repacked(problem)
+    if nbytes == STRIP_PATCH and problem.grid_width < NARROW_GRID and problem.n > WIDE_FEATURES:
+        return f"{problem.n} features read strips of {problem.grid_width} patches more often than a pass takes"
     slow = SLOW_ROWS[0] < nbytes < SLOW_ROWS[1] and not may_split(problem)
     if slow and problem.batch * problem.positions > FEW_PATCHES:
         return f"rows of {nbytes} bytes, which TMA lengthens to {SLOW_ROWS[1]}, take longer than a pass over the images"

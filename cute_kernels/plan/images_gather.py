@@ -170,16 +170,19 @@ def _check_tile(plan: Sm90GatherPlan) -> None:
 MOST_STAGES = 8
 """More have made no GEMM of this package faster."""
 
-GATHER_CLOCKS = 2.2
-"""Clocks of a row of a box of up to 128 bytes: loads alone of 4736 images in rows of 32 took 0.44 to 0.50 ms (H200)."""
+# Of a model like that of `cute_kernels.plan.gemm_sm90`, fitted to 30 drawn shapes (bench/results: 2026-11-29-h200):
+# the choice takes 1.026 of the fastest candidate's time in the mean. Of 9 that a fit had not seen it took 1.014.
+GATHER_CLOCKS = 1.34
+"""Clocks of a row of a box."""
 
-# Of a model like that of `cute_kernels.plan.gemm_sm90`, fitted to timings of its own.
-LAUNCH_CLOCKS = 5000
-FETCHED_BYTES_PER_CLOCK = 95
-BLOCK_CLOCKS = 110
+LAUNCH_CLOCKS = 5670
+FETCHED_BYTES_PER_CLOCK = 88
+BLOCK_CLOCKS = 146
 TILE_CLOCKS = 48
-EPILOGUE_CLOCKS_PER_KELEMENT = 78
-CLUSTER_CLOCKS = 85
+EPILOGUE_CLOCKS_PER_KELEMENT = 116
+CLUSTER_CLOCKS = 89
+IN_TURN = 0.135
+"""Share of the time of products that warpgroups that take turns save."""
 
 TILE_N = (64, 128, 192, 256)
 CLUSTERS = (1, 2, 4)
@@ -310,7 +313,8 @@ def search_space(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: in
 def modelled_clocks(plan: Sm90GatherPlan) -> float:
     """Modelled time of a launch: `cute_kernels.plan.gemm_sm90.modelled_clocks`, and the rows that TMA gathers."""
     c = plan.config
-    wgmma = plan.k_blocks * dense.BLOCK_MACS * plan.tile_m * c.tile_n / dense.MACS_PER_CLOCK
+    products = plan.k_blocks * dense.BLOCK_MACS * plan.tile_m * c.tile_n
+    wgmma = products / dense.MACS_PER_CLOCK * (1 - IN_TURN * c.pingpong)
     gather = plan.k_blocks * plan.pixel_rows * plan.box_rows * GATHER_CLOCKS / c.cluster
     fetched = plan.k_blocks * plan.k_block_bytes * (plan.tile_m / c.cluster + c.tile_n) / FETCHED_BYTES_PER_CLOCK
     # Almost the largest of them: they overlap, but for where several take as long.

@@ -16,7 +16,6 @@ from cute_kernels.plan import base
 from cute_kernels.plan import images_strips as strips
 from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.images import MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
-from cute_kernels.plan.images_gather import GATHER_CLOCKS
 from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
@@ -139,9 +138,10 @@ class Sm90ImagesPlan(strips.StripsPlan, TransposedPlan):
 USUAL_COLUMNS = 128
 """Columns of a tile beside a weight in registers: two warpgroups' accumulators fit beside that of 768 inputs."""
 
-FEW_OPERATIONS = 1e10
-"""Multiplications and additions up to which the model of a launch chooses: 43 images of 196 patches, 768 inputs and 768
-features. At 64 the weight is faster in registers: 17.7 us on an H200, 18.2 streamed."""
+FEW_OPERATIONS = 4e10
+"""Multiplications and additions up to which the model of a launch chooses: 172 images of 196 patches, 768 inputs and
+768 features. Of 68 drawn shapes the choice then took 1.03 of the fastest candidate's time in the mean, 1.05 with a
+quarter of that (bench/results: 2026-11-29-h200)."""
 
 MACS_PER_CLOCK = 4096
 """Integer products of a multiprocessor, dense (H200 data sheet: 1,979 TOP/s)."""
@@ -154,11 +154,10 @@ CLOCKS_PER_MICROSECOND = 1755
 LAUNCH_MICROSECONDS = 2.5
 """Time of a launch that has next to nothing to do, by the model of the kernel over rows."""
 
-BOX_BYTES_PER_CLOCK = 28
-"""Bytes that come of a row of a TMA box, which takes `GATHER_CLOCKS` besides: fitted to 25 drawn shapes (bench/results:
-2026-11-29-h200)."""
+BOX_ROW_CLOCKS, BOX_BYTES_PER_CLOCK = 2.2, 50
+"""Clocks of a row of a TMA box, and its bytes that come in another one: fitted to the same shapes."""
 
-_UNSHARED = {1: 1.15, 2: 1.0}
+_UNSHARED = {1: 1.05, 2: 1.0}
 """Estimated cost of a CTA without a neighbour that shares its patches, by CTAs of a cluster."""
 
 _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
@@ -392,7 +391,7 @@ def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, fe
     if not few:
         return tuple(range(min(MOST_PATCHES, width), 0, -1))
     least = -(-width // MOST_PATCHES)
-    pieces = (least, least + 1, 2 * least, 4 * least)
+    pieces = (least, least + 1, least + 2, 2 * least, 4 * least)
     return tuple(dict.fromkeys((*(-(-width // i) for i in pieces), MOST_PATCHES)))
 
 
@@ -444,7 +443,7 @@ def _warpgroups(plan: Sm90ImagesPlan) -> int:
 
 def _microseconds(plan: Sm90ImagesPlan) -> float:
     """Microseconds of a launch, for comparisons: almost the larger of what `predict` has, which overlap."""
-    return (rows.predicted_microseconds(plan) ** 4 + (LAUNCH_MICROSECONDS + _box_microseconds(plan)) ** 4) ** 0.25
+    return (rows.predicted_microseconds(plan) ** 3 + (LAUNCH_MICROSECONDS + _box_microseconds(plan)) ** 3) ** (1 / 3)
 
 
 def _box_microseconds(plan: Sm90ImagesPlan) -> float:
@@ -452,7 +451,7 @@ def _box_microseconds(plan: Sm90ImagesPlan) -> float:
     tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
     per_row = 1 if plan.gathers else plan.tile_patches
     box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
-    of_row = GATHER_CLOCKS + plan.row_span * per_row / BOX_BYTES_PER_CLOCK
+    of_row = BOX_ROW_CLOCKS + plan.row_span * per_row / BOX_BYTES_PER_CLOCK
     return tiles * plan.tile_stages * box_rows * of_row / plan.config.cluster / CLOCKS_PER_MICROSECOND
 
 
@@ -472,13 +471,16 @@ def _shares(plan: Sm90ImagesPlan) -> bool:
 def _cost(plan: Sm90ImagesPlan) -> float:
     """Cost by which shapes that a problem allows are compared: the least is taken.
 
-    Products of features and patches that do not exist; rows of TMA boxes, of which those of 16 bytes took 2 to 3 times
-    as long as those of 224 on an H200; WGMMAs of few columns, for which a weight fragment is read as often as for many.
-    A streamed weight is written to shared memory and read from it for every tile, and needs a ring of some length.
+    Products of features, patches and images that do not exist, and clusters without a tile in the last wave; rows of
+    TMA boxes, of which those of 16 bytes took 2 to 3 times as long as those of 224 on an H200; WGMMAs of few columns,
+    for which a weight fragment is read as often as for many. A streamed weight is written to shared memory and read
+    from it for every tile, and needs a ring of some length.
     """
     config, problem = plan.config, plan.problem
     patches = plan.row_tiles * plan.tile_patches / problem.grid_width
     images = plan.image_tiles * plan.tile_images / problem.batch
+    together = plan.clusters // plan.feature_groups
+    waves = -(-plan.tiles // together) * together / plan.tiles
     cost = (1 + strips.SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
     if plan.resident:
         cost *= 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
@@ -486,4 +488,4 @@ def _cost(plan: Sm90ImagesPlan) -> float:
         shared = plan.tile_rows + plan.features + config.warpgroups * (64 + plan.tile_rows)
         products = plan.features * plan.tile_rows / MACS_PER_CLOCK
         cost *= max(1.0, shared / SHARED_BYTES_PER_CLOCK / products) * (1 + 1 / (config.stages * config.stage_blocks))
-    return plan.padded_n * patches * images * cost * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]
+    return plan.padded_n * patches * images * waves * cost * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]

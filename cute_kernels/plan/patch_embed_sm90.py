@@ -15,7 +15,7 @@ from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import base, patch_embed
 from cute_kernels.plan.patch_embed import PatchEmbedPlan
 from cute_kernels.plan.prediction import Prediction
-from cute_kernels.plan.sm90_transposed import TransposedPlan, check_barriers, ring_stages
+from cute_kernels.plan.sm90_transposed import WARPGROUP_FEATURES, TransposedPlan, check_barriers, ring_stages
 from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_registers
 from cute_kernels.plan.tiles import TransposedRows
 
@@ -278,6 +278,8 @@ def candidates(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> It
             continue  # not measured: large tiles have work for more
         if cluster > sm_count:
             continue
+        if weight == "streamed" and -(-problem.n // (warpgroups * WARPGROUP_FEATURES)) % cluster:
+            continue  # TMA is slow to fill a CTA's rows behind the weight's last: up to 1.7 of cluster 1's time
         for positions in _tile_positions(problem, order, tile_rows, cluster):
             config = Sm90PatchEmbedConfig(
                 tile_rows=tile_rows, warpgroups=warpgroups, stage_blocks=blocks, cluster=cluster, weight=weight,

@@ -62,4 +62,4 @@ def test_the_report_has_regrets_and_ratios_of_peers(capsys: pytest.CaptureFixtur
         writer.writerow([*shape.row, name, *shape.cells(config), chosen, "sustained", 9, time, ""])
     choices_images.report(csv.DictReader(io.StringIO(file.getvalue())))
     printed = capsys.readouterr().out
-    assert "chosen / fastest mean 1.200, most 1.200" in printed and "mean 1.250, least 1.250" in printed
+    assert "chosen / fastest mean 1.200, 95% 1.20, most 1.20" in printed and "mean 1.25, least 1.250" in printed
