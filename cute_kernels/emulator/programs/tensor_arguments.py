@@ -69,14 +69,10 @@ class TensorArgument:
         self._check_elements(tensor, fake, name)
         if len(extents) != len(dynamic_extents):
             raise ValueError(f"Mismatched Tensor {name}: has {len(extents)} dimensions: must be {fake}")
-        numbers = [(f"{name}.shape[{i}]", *each) for i, each in enumerate(zip(extents, fake.shape, dynamic_extents))]
-        numbers += [
-            (f"{name}.strides[{i}]", *each)
-            for i, each in enumerate(zip(strides, fake.stride, dynamic_strides))
-            if extents[i] != 1
-        ]
-        for where, number, wanted, dynamic in numbers:
-            self._check_number(where, number, wanted, dynamic, symbols, f"for {fake}")
+        for i, each in enumerate(zip(extents, fake.shape, dynamic_extents)):
+            self._check_number(f"{name}.shape[{i}]", *each, symbols, f"for {fake}")
+        for i, each in enumerate(zip(strides, fake.stride, dynamic_strides)):
+            self._check_number(f"{name}.strides[{i}]", *each, symbols, f"for {fake}", free=extents[i] == 1)
         values = [extent for extent, dynamic in zip(extents, dynamic_extents) if dynamic]
         steps = [stride for stride, dynamic in zip(strides, dynamic_strides) if dynamic]
         self._tensor = tensor
@@ -92,14 +88,18 @@ class TensorArgument:
 
     @staticmethod
     def _check_number(
-        where: str, number: int, wanted: object, dynamic: bool, symbols: dict[int, tuple[int, str]], compiled: str
+        where: str, number: int, wanted: object, dynamic: bool, symbols: dict[int, tuple[int, str]], compiled: str,
+        free: bool = False,
     ) -> None:
-        """An extent or a stride. Errors begin as those of TVM-FFI do: programs look for that."""
+        """An extent or a stride; a free one only says what its symbol is. Errors begin as those of TVM-FFI do:
+        programs look for that."""
         if not dynamic:
-            if number != wanted:
+            if number != wanted and not free:
                 raise ValueError(f"Mismatched {where} = {number}: must be {wanted} {compiled}")
         elif compile_arguments.is_symbol(wanted):
             value, first = symbols.setdefault(id(wanted), (number, where))
+            if free:
+                return
             if value != number:
                 raise ValueError(f"Mismatched {where} = {number}: must be {value} as {first} {compiled}")
             if number % wanted.divisibility:

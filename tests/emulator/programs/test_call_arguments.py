@@ -16,6 +16,7 @@ from cutlass.cutlass_dsl import T
 
 from cute_kernels.emulator import UnsupportedPTX
 from cute_kernels.emulator.programs import capture, compile_arguments
+from cute_kernels.emulator.programs.tensor_arguments import TensorArgument
 from tests.emulator import call_kernels as kernels
 from tests.processes import run_python
 
@@ -304,6 +305,11 @@ def test_strides_keep_what_was_promised() -> None:
         compiled(y, x.view(5, 12)[:, ::2])
     compiled(y, x.as_strided((2, 1), (4, 7)))
     assert y.item() == 4, "the stride of an extent of 1 says nothing"
+    compiled(y, x.as_strided((1, 3), (7, 1)))
+    more, symbols = make_fake_tensor(Float32, (cute.sym_int(), 3), stride=(stride, 1), assumed_align=4), {}
+    TensorArgument(x.as_strided((1, 3), (8, 1)), rows, "x", symbols)  # but of another tensor's, as for TVM-FFI
+    with pytest.raises(ValueError, match=r"^Mismatched z.strides\[0\] = 12: must be 8 as x.strides\[0\]"):
+        TensorArgument(x.view(5, 12)[:, :3], more, "z", symbols)
 
 
 def test_integers_that_do_not_fit() -> None:
