@@ -115,6 +115,16 @@ def cells_of(seen: Seen) -> dict[int, dict[str, str]]:
     return {int(line[0]): dict(zip(seen.heads, line, strict=True)) for line in seen.lines}
 
 
+def test_menus_and_rows_name_a_field_alike() -> None:
+    """The script asks a row for the value of a menu's field; text of a user is text on the page."""
+    page = explorer.page([Row({"tile_n": 128, "kind": "<b>"}, reason="a < b"), Row({"tile_n": 64, "kind": "c"})])
+    seen = Seen(page)
+    assert seen.options == {"tile_n": ["128", "64"], "kind": ["<b>", "c"]}
+    rows = [line for line in seen.found("tr") if "data-row" in line]
+    assert [(line["data-set-tile_n"], line["data-set-kind"]) for line in rows] == [("128", "<b>"), ("64", "c")]
+    assert [line["title"] for line in rows] == ["not legal: a < b", "legal"] and not seen.found("b")
+
+
 def test_a_page_without_times_names_none() -> None:
     """Of a kernel that no model knows: neither a least time nor a front, and the table says that time is unknown."""
     subject = subjects.kernel(

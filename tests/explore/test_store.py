@@ -24,17 +24,20 @@ SWEEP = [str(PROGRAM), "--arch", "sm_90a", "--arguments=--m 64", "--vary", "rows
 PROBLEM = PatchEmbedProblem(m=512, n=256, k=256)
 
 
-def killed_after(lines: int, store: Path, words: list[str]) -> None:
-    """Runs a campaign, and kills it as soon as the file has so many lines more."""
-    before = store.read_bytes().count(b"\n") if store.exists() else 0
+def whole_rows(store: Path) -> int:
+    return store.read_text().count('"versions"') if store.exists() else 0
+
+
+def killed_after(rows: int, store: Path, words: list[str]) -> None:
+    """Runs a campaign, and kills it as soon as the file has so many rows more."""
+    before = whole_rows(store)
     command = [sys.executable, "-m", "cute_kernels", "sweep", *words, "--store", str(store)]
     process = subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, start_new_session=True)
-    while process.poll() is None and not (store.exists() and store.read_bytes().count(b"\n") >= before + lines):
+    while process.poll() is None and whole_rows(store) < before + rows:
         time.sleep(0.02)
     assert process.poll() is None, "the campaign came to its end"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert store.read_bytes().count(b"\n") >= before + lines
 
 
 def test_a_campaign_that_was_killed_twice_and_resumed_on_two_shards_has_the_table_of_an_undisturbed_one(
@@ -84,6 +87,16 @@ def test_rows_of_a_kernel_are_not_compiled_again(tmp_path: Path, monkeypatch: py
     # What is counted, or compiled for another problem, is another row.
     counted = rows_of(Store(path, resume=True), counted=True, compiled=False)
     assert counted[1].counts and path.read_bytes().count(b"\n") == 8
+
+
+def test_a_line_that_was_cut_off_costs_its_row_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    first = rows_of(Store(path), compiled=False)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert rows_of(Store(path, resume=True), compiled=False) == first
+    kept = path.read_bytes()
+    assert [line[-1:] == b"}" for line in kept.splitlines()] == [True] * 3 + [False, True]
+    assert rows_of(Store(path, resume=True), compiled=False) == first and path.read_bytes() == kept
 
 
 def test_rows_of_other_sources_are_evaluated_again(tmp_path: Path) -> None:
