@@ -66,8 +66,8 @@ def _generic_stages(e: Evidence) -> Fields | None:
     wait = e.last_wait()
     stages = e.stages(wait.place) if wait is not None and other.warp != e.warp else []
     memory = e.stage_of_memory(e.facts.memory, len(stages))
-    if memory is None:
-        return None
+    if memory is None or not any(map(e.alike(wait.place), (each.place for each in e.signals([other.warp])))):
+        return None  # what the writer does not signal tells nothing of the write
     signals = e.did("arrive", wait.place, wait.phase - 1)
     return {"full": e.name(wait.place), "at": e.line(wait.instruction), "stage": stages.index(wait.place[1]),
             "other": memory, "signals": e.lines(signals), "late": bool(signals) and not passed_at_once(wait)
@@ -352,7 +352,10 @@ def _groups(e: Evidence, prefix: tuple[str, ...]) -> Fields | None:
     waits = [each for each in e.reached(start) if is_wait(each)]
     last = [each for each in waits if e.reaches(each, e.at_fault, is_wait)] or waits
     numbers = {int(text) if (text := each.text.rstrip("; ").split()[-1]).isdecimal() else 0: each for each in last}
-    found = {"copy": e.line(start), "which": "" if waits else "wait"}
+    commit = min((each for each in e.reached(start) if is_commit(each)), key=lambda each: each.line)
+    alone = e.error.kind == "register-in-flight"  # registers are the waiting thread's own
+    found = {"copy": e.line(start), "which": "" if waits else "wait", "commit": e.line(commit),
+             "barrier": "" if alone else ", and behind it the barrier of all who go on"}  # fmt: skip
     if most := max(numbers, default=0):
         direct = e.reaches(start, e.at_fault, is_wait)
         found |= {"which": "number", "number": most, "wait": e.line(numbers[most]), "direct": direct}
@@ -378,8 +381,8 @@ def _group_rows(kinds: tuple[str, ...], prefix: tuple[str, ...], commit: str, wa
               when=lambda found: found["which"] == "mbarrier"),
         Cause(kinds, holds, f"{commit} is missing behind {{copy}}: {wait} waits for groups that are committed, and "
               "what no group has is in flight for ever", when=lambda found: found["which"] == "commit"),
-        Cause(kinds, holds, f"{wait} is missing behind {{copy}}, in the threads that issued it, and behind it the "
-              "barrier of all who go on", when=lambda found: found["which"] == "wait"),
+        Cause(kinds, holds, f"{wait} is missing behind the commit at {{commit}}, in the threads that issued "
+              "{copy}{barrier}", when=lambda found: found["which"] == "wait"),
         Cause(kinds, holds, f"{leaves}: a smaller number, with a group committed in every step, also an empty one; or "
               "the stage that {copy} fills, or the one that {here} reads, is not the one of this step",
               when=lambda found: found["which"] == "number" and found["direct"]),
@@ -477,6 +480,29 @@ def _arrived_before(e: Evidence) -> Fields | None:
     if not early or any(each.line in behind for each in arrivals):
         return None
     return {"arrival": e.line(early[-1]), "number": named_barrier(early[-1])}
+
+
+def _writes_ahead(e: Evidence) -> Fields | None:
+    """A write that a warp comes to from a read without a barrier, and never from the write to the read."""
+    side, other, here = e.facts.side, e.facts.other, e.at_fault
+    if side is None or other is None or not other.instructions or here is None or other.signals is not None:
+        return None
+    use, verbs = other.instructions[0], (side.verb, other.verb)
+    if verbs == ("reads", "wrote"):
+        read, write, reader, writer = here, use, e.warp, other.warp
+    elif verbs == ("writes", "read"):
+        read, write, reader, writer = use, here, other.warp, e.warp
+    else:
+        return None
+    told = {each.place for each in e.signals([reader])} & {each.place for each in e.did("wait", warp=writer)}
+    if told or e.reaches(write, read, _waits_for_all) or not e.reaches(read, write, _waits_for_all):
+        return None
+    return {"read": e.line(read), "write": e.line(write), "reader": e.who([reader]), "writer": e.who([writer])}
+
+
+def _waits_for_all(each: Located) -> bool:
+    """Whether it is a barrier of threads of the CTA."""
+    return named_barrier(each) is not None
 
 
 def _both_write(e: Evidence) -> Fields | None:
@@ -645,6 +671,9 @@ ACCESSES: tuple[Cause, ...] = (
           "thread alone"),
     Cause(("shared-race",), _arrived_before, "the arrival at named barrier {number} at {arrival} stands in front of "
           "the write at {use}, and tells {who} that it is over: arrive behind the write"),
+    Cause(("shared-race",), _writes_ahead, "a barrier is missing behind the read at {read}: {writer} goes on to the "
+          "write at {write} (in a loop, that of the next turn) while {reader} has yet to read: sync_threads, or the "
+          "named barrier of all who read and write"),
     Cause(("shared-race", "global-race"), _both_write, "two threads store to the same place, at {use} and at {here}: "
           "the index of one of the two is wrong, or a single thread is to store (a predicate); a barrier is right only "
           "where the second value replaces the first"),

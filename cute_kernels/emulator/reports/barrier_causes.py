@@ -559,9 +559,27 @@ def _barrier_of_other_cta(e: Evidence) -> Fields | None:
     return {"cta": state.cta}
 
 
+def _init_fenced(e: Evidence) -> Fields | None:
+    """The fence behind the initialisation is there, and a barrier behind the fence is not."""
+    init = e.facts.barrier.init if e.facts.barrier is not None else None
+    here = e.at_fault
+    fences = [each for each in e.reached(init) if each.parts[:2] == ("fence", "mbarrier_init")] if init else []
+    if not fences or here is None or not e.reaches(fences[0], here, _meets):
+        return None
+    return {"name": e.title(e.facts.barrier), "init": e.line(init), "fence": e.line(fences[0])}
+
+
+def _meets(each: Located) -> bool:
+    """Whether it is a barrier of threads of the CTA, or of the cluster."""
+    return named_barrier(each) is not None or "cluster" in each.parts and each.parts[0] == "barrier"
+
+
 _PHASES = ("extra-arrivals", "phase-overrun", "phase-missed", "stage-in-use", "shared-race")
 
 BARRIERS: tuple[Cause, ...] = (
+    Cause(("barrier-init-order",), _init_fenced, "sync_threads (in a cluster cluster_arrive_relaxed and cluster_wait) "
+          "is missing behind the fence at {fence}: {who} comes to {here} without waiting for the thread that "
+          "initialises {name} at {init}"),
     # Hangs: resources first, then mbarriers.
     Cause(("hang",), _waits("setmaxnreg"), "", "registers"),
     Cause(("hang",), _waits("tcgen05.alloc"), "", "tensor-columns"),

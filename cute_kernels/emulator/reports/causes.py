@@ -17,7 +17,8 @@ CAUSES: tuple[Cause, ...] = (*PROTOCOL, *BARRIERS, *ACCESSES, *UNHEARD)
 
 def cause_of(kind: str, evidence: Evidence) -> tuple[str, str]:
     """The kind of a report, and its help where a row holds, else ""."""
-    for cause in CAUSES:
+    rows = ACCESSES if kind == "source-in-use" and evidence.alone else CAUSES
+    for cause in rows:
         if kind in cause.kinds and (fields := cause.fields(evidence)) is not None:
             return cause.kind or kind, cause.help.format_map({**evidence.common, **fields})
     return kind, ""

@@ -256,6 +256,11 @@ class Evidence:
         name = WarpName.of(self.error.warp) or WarpName.of(side.warp if side is not None else "")
         return str(name) if name is not None else ""
 
+    @property
+    def alone(self) -> bool:
+        """Whether a warp is in conflict with what it issued itself: no mbarrier between warps has a part in that."""
+        return self.facts.other is not None and self.warp != "" and self.facts.other.warp == self.warp
+
     def last_wait(self, spot: Spot | None = None) -> Moment | None:
         """The last wait that the warp has passed, for an mbarrier or its like; for any without one."""
         alike = self.alike(spot) if spot is not None else lambda place: True

@@ -1,4 +1,4 @@
-"""Faults planted in the kernels of `programs` and in docs/examples/bias_add.py, and what reports name of each.
+"""Faults planted in the kernels of `programs` and of docs/examples, and what reports name of each.
 
 ``python -m tests.emulator.reports.planted_causes [WORDS]`` prints reports, of faults whose names have the words.
 """
@@ -27,14 +27,14 @@ else:
     import tomli as tomllib
 
 HERE = Path(__file__).parent
-EXAMPLE = HERE.parents[2] / "docs" / "examples" / "bias_add.py"
+DOCS = HERE.parents[2] / "docs" / "examples"
 ARCHITECTURES = {
     "gemm_sm90": "sm_90a", "gemm_sm100": "sm_100a", "pipeline": "sm_90a", "bias_add": "sm_90a",
     "pipelines_sm90": "sm_90a", "one_array_sm100": "sm_100a", "named_barriers": "sm_90a",
     "linear_sm90": "sm_90a", "gemm_sm80": "sm_80", "multicast_sm100": "sm_100a",
     "attention_sm90": "sm_90a", "chain_sm100": "sm_100a", "cluster_sums": "sm_90a", "double_sm80": "sm_80",
     "tickets_sm90": "sm_90a", "turns_sm90": "sm_90a", "relay_sm90": "sm_90a", "halves_sm90": "sm_90a",
-    "spread_sm90": "sm_90a",
+    "spread_sm90": "sm_90a", "relu_gemm": "sm_90a",
 }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ class Fault:
 
 def source_of(program: str) -> str:
     """A program without a fault."""
-    return (EXAMPLE if program == "bias_add" else HERE / "programs" / f"{program}.py").read_text()
+    return ((DOCS if program in ("bias_add", "relu_gemm") else HERE / "programs") / f"{program}.py").read_text()
 
 
 FAULTS = {
@@ -92,6 +92,8 @@ def report(source: str, program: str, folder: Path) -> Diagnostic | None:
             specification.loader.exec_module(module)
             if program == "bias_add":
                 module.bias_add(torch.randn(112, 32, device="cuda"), torch.randn(32, device="cuda"))
+            elif program == "relu_gemm":
+                module.relu_product(*(torch.randn(128, 96, device="cuda").bfloat16() for _ in range(2)))
             else:
                 module.main()
     except EmulatorError as error:
