@@ -143,11 +143,7 @@ def find_tile(launch: CapturedLaunch, name: str, part: int) -> tuple[Tile, np.nd
 
 
 def tile(
-    find: Callable[[str, int], tuple[Tile, np.ndarray]],
-    warp: Warp,
-    text: str,
-    index: tuple[int | slice, ...],
-    part: int,
+    find: Callable[..., tuple[Tile, np.ndarray]], warp: Warp, text: str, index: tuple[int | slice, ...], part: int
 ) -> np.ndarray:
     """`Debugger.tile`; ``find`` is `find_tile` of the launch."""
     found = _TILE.fullmatch(text.strip())

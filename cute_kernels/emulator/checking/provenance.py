@@ -24,20 +24,9 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.checking import inspection
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.isa.ptx import program as ptx
 from cute_kernels.emulator.isa.ptx.families import CONTROL, read, registers_of, written
 from cute_kernels.emulator.isa.ptx.flow import Flow
-from cute_kernels.emulator.isa.ptx.program import (
-    TYPE_BITS,
-    Immediate,
-    Instruction,
-    Kernel,
-    Memory,
-    Not,
-    Operand,
-    Register,
-    Symbol,
-    Vector,
-)
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, shared_layout
 from cute_kernels.emulator.machine.state.tmem import LANES
@@ -84,19 +73,19 @@ class Event:
     cta: int
     warp: int
     lanes: int
-    instruction: Instruction
+    instruction: ptx.Instruction
     values: dict[str, int | np.ndarray]
     map: Any = None
     form: Form | None = None
 
-    def value(self, operand: Operand, lane: int | None = None) -> int:
+    def value(self, operand: ptx.Operand, lane: int | None = None) -> int:
         """A register in a lane, the first that executes if none is given; or a number."""
-        if isinstance(operand, Immediate):
+        if isinstance(operand, ptx.Immediate):
             return operand.value
-        if not isinstance(operand, (Register, Symbol)):
+        if not isinstance(operand, (ptx.Register, ptx.Symbol)):
             raise ValueError(f"{operand} of `{self.instruction.text}` is not followed")
         found = self.values[operand.name]
-        if isinstance(operand, Symbol):
+        if isinstance(operand, ptx.Symbol):
             return int(found) + operand.offset
         first = (self.lanes & -self.lanes).bit_length() - 1
         return int(found) if isinstance(found, int) else int(found[first if lane is None else lane])
@@ -112,8 +101,8 @@ class Event:
     @functools.cached_property
     def _starts(self) -> np.ndarray:
         """Low bits of the addresses of all lanes."""
-        target = next(each for each in self.instruction.operands if isinstance(each, Memory))
-        if isinstance(target.base, Register):
+        target = next(each for each in self.instruction.operands if isinstance(each, ptx.Memory))
+        if isinstance(target.base, ptx.Register):
             values = np.atleast_1d(np.array(self.values[target.base.name], np.uint64)).astype(np.int64)
         else:
             values = np.array([self.value(target.base)])
@@ -145,7 +134,7 @@ class Trail:
 
     events: list[Event] = field(default_factory=list)
     stores: list[int] = field(default_factory=list)
-    kernel: Kernel | None = None
+    kernel: ptx.Kernel | None = None
     shared: Mapping[str, int] = field(default_factory=dict)
     writes: dict[tuple[int, int, int, str], list[int]] = field(default_factory=dict)
 
@@ -160,8 +149,8 @@ class Trail:
         """`Options.debugger`."""
         instruction, cluster = inspection.standing(warp), warp.cluster
         values = inspection.registers(warp, sorted(_needed(instruction)))
-        bases = (each.base for each in instruction.operands if _is_end(instruction) and isinstance(each, Memory))
-        for name in (base.name for base in bases if isinstance(base, Symbol)):
+        bases = (each.base for each in instruction.operands if _is_end(instruction) and isinstance(each, ptx.Memory))
+        for name in (base.name for base in bases if isinstance(base, ptx.Symbol)):
             shared = self.shared.get(name)
             values[name] = warp.cta.shared_base + shared if shared is not None else cluster.symbols[name]
         lanes, guard = inspection.active_lanes(warp), instruction.guard
@@ -170,7 +159,7 @@ class Trail:
             lanes &= sum(1 << int(lane) for lane in np.flatnonzero(holds))
         event = Event(cluster.index, warp.cta.rank, warp.index, lanes, instruction, values)
         if instruction.parts[:4] == ("cp", "async", "bulk", "tensor"):
-            described = next(each for each in instruction.operands if isinstance(each, Memory) and each.extra)
+            described = next(each for each in instruction.operands if isinstance(each, ptx.Memory) and each.extra)
             event = Event(**{**vars(event), "map": decode(tensor_descriptor(cluster, event.value(described.base)))})
         elif instruction.parts[:2] == _WGMMA:
             form = next(each for each in cluster.wgmma.forms if each.instruction is instruction)
@@ -190,7 +179,7 @@ class Trail:
         return None
 
 
-def _is_end(instruction: Instruction) -> bool:
+def _is_end(instruction: ptx.Instruction) -> bool:
     """Whether an instruction moves data between memory and registers, or within memory, or multiplies tiles."""
     parts = instruction.parts
     if parts[0] in ("st", "red", "atom", "stmatrix", "ld", "ldmatrix", "mma") or parts[:2] in (
@@ -201,14 +190,14 @@ def _is_end(instruction: Instruction) -> bool:
     return copies and not {"prefetch", "wait_group", "mbarrier"} & set(parts[:4])
 
 
-def _results(instruction: Instruction) -> tuple[str, ...]:
+def _results(instruction: ptx.Instruction) -> tuple[str, ...]:
     """Registers that an instruction writes; a wgmma writes its accumulators."""
     if instruction.parts[:2] == _WGMMA:
         return tuple(registers_of(instruction.operands[0]))
     return written(instruction)
 
 
-def _sources(instruction: Instruction) -> list[Operand]:
+def _sources(instruction: ptx.Instruction) -> list[ptx.Operand]:
     """Operands whose values go into the results, or into memory."""
     parts, operands = instruction.parts, instruction.operands
     if parts[0] in ("st", "stmatrix"):
@@ -216,21 +205,21 @@ def _sources(instruction: Instruction) -> list[Operand]:
     if parts[0] == "mma":
         return list(operands[1:4])
     if parts[:2] == _WGMMA:
-        return [each for each in operands[:2] if isinstance(each, Vector)]
-    return [] if _is_end(instruction) or any(isinstance(each, Memory) for each in operands) else list(operands[1:])
+        return [each for each in operands[:2] if isinstance(each, ptx.Vector)]
+    return [] if _is_end(instruction) or any(isinstance(each, ptx.Memory) for each in operands) else list(operands[1:])
 
 
-def _needed(instruction: Instruction) -> set[str]:
+def _needed(instruction: ptx.Instruction) -> set[str]:
     """Registers whose values say which bytes an instruction moves, and its guard."""
     ends = instruction.operands if _is_end(instruction) else ()
-    found = {name for each in ends if not isinstance(each, Vector) for name in registers_of(each)}
+    found = {name for each in ends if not isinstance(each, ptx.Vector) for name in registers_of(each)}
     return (found & set(read(instruction))) | ({instruction.guard.register} if instruction.guard is not None else set())
 
 
 def _data_flow(flow: Flow) -> set[int]:
     """Indices of the instructions that move data or multiply, and of those that compute what these move."""
     kernel = flow.kernel
-    writers: dict[str, list[Instruction]] = {}
+    writers: dict[str, list[ptx.Instruction]] = {}
     for each in kernel.instructions:
         for name in _results(each) if each.parts[0] not in CONTROL else ():
             writers.setdefault(name, []).append(each)
@@ -401,7 +390,7 @@ class Origin:
             return self._matrix(event, byte)
         return None
 
-    def _addresses(self, event: Event, target: Memory, which: int = 0) -> Iterator[tuple[int, str, int]]:
+    def _addresses(self, event: Event, target: ptx.Memory, which: int = 0) -> Iterator[tuple[int, str, int]]:
         """Lane, space and address of each lane that executes; the space is that number among those of the opcode."""
         named = [part.split("::")[0] for part in event.instruction.parts if part[:6] in ("shared", "global")]
         for lane in (lane for lane in range(32) if event.lanes >> lane & 1):
@@ -431,16 +420,16 @@ class Origin:
         *_, last = event.instruction.operands[3 : -1 if "L2::cache_hint" in event.instruction.parts else None] or [None]
         if last is None:
             return None
-        ignored = isinstance(last, Not) or self._trail.kernel.registers.get(getattr(last, "name", "")) == "pred"
-        value = event.value(last.register if isinstance(last, Not) else last, lane)
-        return value if not ignored else 0 if value ^ isinstance(last, Not) else None
+        ignored = isinstance(last, ptx.Not) or self._trail.kernel.registers.get(getattr(last, "name", "")) == "pred"
+        value = event.value(last.register if isinstance(last, ptx.Not) else last, lane)
+        return value if not ignored else 0 if value ^ isinstance(last, ptx.Not) else None
 
     def _stored(self, event: Event, byte: Byte) -> Any:
         instruction = event.instruction
-        target = next(each for each in instruction.operands if isinstance(each, Memory))
+        target = next(each for each in instruction.operands if isinstance(each, ptx.Memory))
         data = instruction.operands[-1]
-        items = data.items if isinstance(data, Vector) else (data,)
-        size = TYPE_BITS.get(instruction.parts[-1], 32) // 8
+        items = data.items if isinstance(data, ptx.Vector) else (data,)
+        size = ptx.TYPE_BITS.get(instruction.parts[-1], 32) // 8
         for lane, space, address in self._addresses(event, target):
             place = self._place(event, space, address)
             inside = byte[2] - place[2]
@@ -453,8 +442,8 @@ class Origin:
     def _matrix(self, event: Event, byte: Byte) -> Any:
         """stmatrix: lanes 8 i to 8 i + 7 address the rows of matrix i, register i of each lane has a pair of it."""
         instruction = event.instruction
-        target = next(each for each in instruction.operands if isinstance(each, Memory))
-        registers = instruction.operands[-1].items if isinstance(instruction.operands[-1], Vector) else ()
+        target = next(each for each in instruction.operands if isinstance(each, ptx.Memory))
+        registers = instruction.operands[-1].items if isinstance(instruction.operands[-1], ptx.Vector) else ()
         for lane, space, address in self._addresses(event, target):
             inside = byte[2] - (address & OFFSET_MASK)
             if space == byte[0] and event.cta == byte[1] and 0 <= inside < CHUNK and lane // 8 < len(registers):
@@ -466,7 +455,9 @@ class Origin:
 
     # --- from a register to the MMA, or to memory ------------------------------------------------------------------
 
-    def _of_register(self, event: Event, end: int, operand: Operand, at: int, lane: int, depth: int) -> Iterator[str]:
+    def _of_register(
+        self, event: Event, end: int, operand: ptx.Operand, at: int, lane: int, depth: int
+    ) -> Iterator[str]:
         indent = "  " * depth
         ends = list(self._ends(event, end, operand, at, lane))
         moving = sorted((index, place) for index, place in ends if _is_end(self._trail.events[index].instruction))
@@ -491,7 +482,7 @@ class Origin:
             yield f"{indent}<- and {loads - _MOST} more loads"
 
     def _ends(
-        self, event: Event, end: int, operand: Operand, at: int, lane: int
+        self, event: Event, end: int, operand: ptx.Operand, at: int, lane: int
     ) -> Iterator[tuple[int, tuple[int, int]]]:
         """Events that a byte of a register, before an event, is made of: loads, products, what is not followed.
 
@@ -500,7 +491,7 @@ class Origin:
         work, seen = [(end, operand, at)], set()
         while work:
             end, operand, at = work.pop()
-            if not isinstance(operand, Register):
+            if not isinstance(operand, ptx.Register):
                 continue
             index = self._trail.writer(event, operand.name, lane, end)
             if index is None or (index, operand.name, at) in seen:
@@ -515,7 +506,7 @@ class Origin:
                     work.append((index, added.items[position], at))
                 continue
             parts = [] if _is_end(instruction) or not _sources(instruction) else [
-                each for each in _parts(instruction, operand, at) if isinstance(each[0], Register)
+                each for each in _parts(instruction, operand, at) if isinstance(each[0], ptx.Register)
             ]  # fmt: skip
             if not parts:
                 yield index, (position, at)
@@ -524,10 +515,10 @@ class Origin:
     def _loaded(self, event: Event, position: int, at: int, lane: int) -> Byte | None:
         """Where a load takes a byte of one of its registers from."""
         instruction = event.instruction
-        source = next(each for each in instruction.operands if isinstance(each, Memory))
+        source = next(each for each in instruction.operands if isinstance(each, ptx.Memory))
         places = {each: (space, address) for each, space, address in self._addresses(event, source)}
         if instruction.parts[0] != "ldmatrix":
-            inside = position * TYPE_BITS.get(instruction.parts[-1], 32) // 8 + at
+            inside = position * ptx.TYPE_BITS.get(instruction.parts[-1], 32) // 8 + at
         elif "trans" in instruction.parts:  # the lane has column lane / 4 of rows 2 * (lane % 4) and the next one
             lane, inside = 8 * position + 2 * (lane % 4) + at // 2, lane // 4 * 2 + at % 2
         else:
@@ -578,7 +569,7 @@ class Origin:
         pair, form = _tensor_form(event)
         _, a, b = event.instruction.operands[:3]
         first, width = event.cta // pair * pair, form.n // pair
-        matrices = [None if isinstance(each, Memory) else decode_matrix(event.value(each)) for each in (a, b)]
+        matrices = [None if isinstance(each, ptx.Memory) else decode_matrix(event.value(each)) for each in (a, b)]
         where = ((row, LANES, form.a_type, form.a_mn_major), (column, width, form.b_type, form.b_mn_major))
         lines = [
             self._line(index, matrix, at % rows, rows, element, major, first + at // rows) if matrix is not None else []
@@ -605,7 +596,7 @@ class Origin:
         of_b = self._line(index, b, column, form.n, form.b_type, form.b_mn_major, event.cta)
         return _product(row, column, [of_a, of_b], [a, b])
 
-    def _fragment(self, index: int, registers: Sequence[Operand], line: int) -> list[_Chunk]:
+    def _fragment(self, index: int, registers: Sequence[ptx.Operand], line: int) -> list[_Chunk]:
         """Chunks of a row of A, or column of B, of an mma.sync: four lanes have a piece of each register."""
         event = self._trail.events[index]
         size = _element_bytes(event.instruction)
@@ -615,7 +606,7 @@ class Origin:
                 found.append(self._origin_of(event, index, register, at, lane, size))
         return found
 
-    def _origin_of(self, event: Event, end: int, register: Operand, at: int, lane: int, size: int) -> _Chunk:
+    def _origin_of(self, event: Event, end: int, register: ptx.Operand, at: int, lane: int, size: int) -> _Chunk:
         ends = [(index, *place) for index, place in self._ends(event, end, register, at, lane)]
         if len(ends) != 1 or self._trail.events[ends[0][0]].instruction.parts[0] not in ("ld", "ldmatrix"):
             return "registers", [], 1, ""
@@ -705,26 +696,26 @@ def _range(first: list[int], axis: int, count: int) -> str:
     return ", ".join(f"{at}:{at + count}" if n == axis else str(at) for n, at in enumerate(first))
 
 
-def _element_bytes(mma: Instruction) -> int:
+def _element_bytes(mma: ptx.Instruction) -> int:
     """Bytes of an element of A and of B of an mma.sync."""
-    return max(1, TYPE_BITS.get(mma.parts[-2], 32 if mma.parts[-2] == "tf32" else 8) // 8)
+    return max(1, ptx.TYPE_BITS.get(mma.parts[-2], 32 if mma.parts[-2] == "tf32" else 8) // 8)
 
 
-def _parts(instruction: Instruction, result: Operand, at: int) -> Iterator[tuple[Operand, int]]:
+def _parts(instruction: ptx.Instruction, result: ptx.Operand, at: int) -> Iterator[tuple[ptx.Operand, int]]:
     """Operands that a byte of a result is made of, and their bytes."""
     operands, parts = instruction.operands[1:], instruction.parts
     if parts[0] == "cvt" and any(part.endswith("x2") for part in parts) and len(operands) == 2:
         size = 2 if any(part.endswith("16x2") for part in parts) else 1
         yield operands[at // size == 0], 0
-    elif parts[0] == "mov" and isinstance(operands[0], Vector):
-        size = TYPE_BITS[parts[-1]] // 8 // len(operands[0].items)
+    elif parts[0] == "mov" and isinstance(operands[0], ptx.Vector):
+        size = ptx.TYPE_BITS[parts[-1]] // 8 // len(operands[0].items)
         yield operands[0].items[at // size], at % size
-    elif parts[0] == "mov" and isinstance(instruction.operands[0], Vector):
+    elif parts[0] == "mov" and isinstance(instruction.operands[0], ptx.Vector):
         items = instruction.operands[0].items
-        yield operands[0], at + items.index(result) * TYPE_BITS[parts[-1]] // 8 // len(items)
+        yield operands[0], at + items.index(result) * ptx.TYPE_BITS[parts[-1]] // 8 // len(items)
     else:
         for operand in operands:
-            yield from ((each, at) for each in (operand.items if isinstance(operand, Vector) else (operand,)))
+            yield from ((each, at) for each in (operand.items if isinstance(operand, ptx.Vector) else (operand,)))
 
 
 def _accumulates(event: Event) -> bool:
@@ -734,8 +725,8 @@ def _accumulates(event: Event) -> bool:
     if event.instruction.parts[0] == "mma":
         return True
     first = 4 if event.instruction.parts[0] == "tcgen05" else 3
-    scale = next(each for each in event.instruction.operands[first:] if not isinstance(each, (Memory, Vector)))
-    return event.value(scale) & 1 == 1 if isinstance(scale, Register) else getattr(scale, "value", 1) != 0
+    scale = next(each for each in event.instruction.operands[first:] if not isinstance(each, (ptx.Memory, ptx.Vector)))
+    return event.value(scale) & 1 == 1 if isinstance(scale, ptx.Register) else getattr(scale, "value", 1) != 0
 
 
 def _matrix(descriptor: int) -> Matrix:
@@ -746,7 +737,7 @@ def _matrix(descriptor: int) -> Matrix:
 
 def _boxes(event: Event, byte: Byte) -> Any:
     """A tensor copy: the byte at the other side of the one that it writes; None: it does not write that."""
-    memories = [each for each in event.instruction.operands if isinstance(each, Memory)]
+    memories = [each for each in event.instruction.operands if isinstance(each, ptx.Memory)]
     described = next(each for each in memories if each.extra)
     coordinates = [event.value(each) for each in _flat(described.extra)][: event.map.rank]
     store = described is memories[0]
@@ -765,7 +756,7 @@ def _boxes(event: Event, byte: Byte) -> Any:
             row = row * most + at
         address = (shared & OFFSET_MASK) + row * pitch + place[0] * size + rest
         return "shared", event.cta, address ^ (address >> swizzle.shift & swizzle.mask)
-    masks = [each for each in event.instruction.operands if isinstance(each, Register)]
+    masks = [each for each in event.instruction.operands if isinstance(each, ptx.Register)]
     multicast = "multicast::cluster" in event.instruction.parts
     targets = event.value(masks[0]) if multicast else 1 << (shared >> 24 or event.cta)
     if byte[0] != "shared" or not targets >> byte[1] & 1:
@@ -792,6 +783,6 @@ def _index(tensor: TensorMap, address: int) -> tuple[list[int], int]:
     return index, rest
 
 
-def _flat(operands: Sequence[Operand]) -> Iterator[Operand]:
+def _flat(operands: Sequence[ptx.Operand]) -> Iterator[ptx.Operand]:
     for each in operands:
-        yield from each.items if isinstance(each, Vector) else (each,)
+        yield from each.items if isinstance(each, ptx.Vector) else (each,)
