@@ -155,7 +155,7 @@ LAUNCH_MICROSECONDS = 2.5
 """Time of a launch that has next to nothing to do, by the model of the kernel over rows."""
 
 BOX_ROW_CLOCKS, BOX_BYTES_PER_CLOCK = 2.2, 50
-"""Clocks of a row of a TMA box, and its bytes that come in another one: fitted to the same shapes."""
+"""Clocks of a row of a TMA box, and bytes of a strip's row that come in another one: fitted to the same shapes."""
 
 _UNSHARED = {1: 1.05, 2: 1.0}
 """Estimated cost of a CTA without a neighbour that shares its patches, by CTAs of a cluster."""
@@ -309,7 +309,7 @@ def resolve(
         # More warpgroups have more features, for which TMA brings the rows in two parts less often: on an H200 three
         # took 0.98 of two's time sustained and 0.92 in bursts, by the model 0.93.
         by_warpgroups = itertools.groupby(sorted(fit, key=_warpgroups), _warpgroups)
-        plan = min((min(same, key=_cost) for _, same in by_warpgroups), key=_microseconds)
+        plan = min((min(same, key=_cost) for _, same in by_warpgroups), key=lambda plan: predict(plan).microseconds)
     elif fit:
         plan = min(fit, key=_microseconds if few else _cost)
     else:  # the plan that lacks the fewest registers or the least memory says so
@@ -451,7 +451,7 @@ def _box_microseconds(plan: Sm90ImagesPlan) -> float:
     tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
     per_row = 1 if plan.gathers else plan.tile_patches
     box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
-    of_row = BOX_ROW_CLOCKS + plan.row_span * per_row / BOX_BYTES_PER_CLOCK
+    of_row = BOX_ROW_CLOCKS + (0 if plan.gathers else plan.row_span * per_row / BOX_BYTES_PER_CLOCK)
     return tiles * plan.tile_stages * box_rows * of_row / plan.config.cluster / CLOCKS_PER_MICROSECOND
 
 
