@@ -121,11 +121,7 @@ class Cta:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        rank: int,
-        coordinates: tuple[int, int, int],
-        in_cluster: tuple[int, int, int],
+        self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int], in_cluster: tuple[int, int, int],
         smem: int,
     ) -> None:
         self.cluster, self.rank = cluster, rank
