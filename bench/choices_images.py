@@ -34,6 +34,9 @@ Launch = Callable[[int, int], object]
 KINDS = {"uint8 images": 5, "bf16 images": 3, "fp8 rows": 4}
 """Shares of the models."""
 
+PIXELS = {"uint8 images": ("uint8", "int8"), "bf16 images": ("bfloat16", "bf16")}
+"""Element type of the pixels, and precision."""
+
 PATCHES = (14, 16, 16, 32)
 SIDES = (16, 14, 18, 24, 32, 37, 9, 12)
 """Patches along the side of an image."""
@@ -105,7 +108,7 @@ def draw(seed: int, count: int) -> list[ImagesShape]:
             if kind == "fp8 rows":
                 problem = PatchEmbedProblem(rows, width, -(-k // 16) * 16, grid**2)
             else:
-                pixels, precision = ("uint8", "int8") if kind == "uint8 images" else ("bfloat16", "bf16")
+                pixels, precision = PIXELS[kind]
                 problem = PatchEmbedImagesProblem(
                     images, 3, grid * patch, grid * patch, patch, width, pixels, precision=precision,
                     table_rows=grid**2,
@@ -194,21 +197,37 @@ def _of_rows(shape: ImagesShape, inputs: Sequence[Any]) -> dict[str, Launch]:
 # --- regret ----------------------------------------------------------------------------------------------------------
 
 
+def problem_of(kind: str, images: int, positions: int, patch: str, k: int, n: int) -> Any:
+    """The inverse of `ImagesShape.row`."""
+    if kind == "fp8 rows":
+        return PatchEmbedProblem(images * positions, n, k, positions)
+    side = int(patch) * math.isqrt(positions)
+    pixels, precision = PIXELS[kind]
+    return PatchEmbedImagesProblem(
+        images, 3, side, side, int(patch), n, pixels, precision=precision, table_rows=positions
+    )
+
+
 def report(rows: Iterator[dict[str, str]]) -> None:
-    """Prints by kind and mode the choice's time over the fastest candidate's, and peers' over the choice's."""
-    times: dict[tuple[str, str, str], dict[str, dict[str, float]]] = {}
+    """Prints by kind and mode the choice's time over the fastest candidate's, and peers' over the choice's.
+
+    The choice is today's; shapes where that was not timed are left out.
+    """
+    times: dict[tuple[str, str, tuple], dict[str, dict[str, float]]] = {}
     for row in rows:
         if row["mode"]:
-            shape = " ".join(row[name] for name in ("images", "positions", "patch", "k", "n"))
+            shape = tuple(row[name] for name in ("images", "positions", "patch", "k", "n"))
             found = times.setdefault((row["kind"], row["mode"], shape), defaultdict(dict))
-            name = "chosen" if row["chosen"] == "1" else "ours" if row["candidate"] == "ours" else "peer"
-            found[name][row["config"] or row["candidate"]] = float(row["microseconds"])
+            found["ours" if row["config"] else "peer"][row["config"] or row["candidate"]] = float(row["microseconds"])
     groups: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
     for (kind, mode, shape), found in times.items():
-        if found["chosen"]:
-            (own,) = found["chosen"].values()
-            peer = min(found["peer"].values(), default=math.inf)
-            groups[kind, mode].append((shape, own / min(own, *found["ours"].values()), peer / own))
+        images, positions, patch, k, n = shape
+        problem = problem_of(kind, int(images), int(positions), patch, int(k), int(n))
+        operation = PATCH_EMBED if kind == "fp8 rows" else PATCH_EMBED_IMAGES
+        chosen = PLANNERS[operation.name].codec.encode(make_plan(problem, arch="sm_90a").config)
+        if chosen in found["ours"]:
+            own, peer = found["ours"][chosen], min(found["peer"].values(), default=math.inf)
+            groups[kind, mode].append((" ".join(shape), own / min(found["ours"].values()), peer / own))
     for (kind, mode), values in groups.items():
         regrets = sorted(regret for _, regret, _ in values)
         print(

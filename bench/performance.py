@@ -36,7 +36,7 @@ CHOICES = "2026-11-29-h200.tar.xz"
 
 CHOICE_FILES = {
     "one in three": ("choices.csv", "choices-?.csv", "choices-??.csv"),
-    "few columns or rows, one in three": ("choices-narrow*.csv",),
+    "few columns or rows": ("choices-narrow*.csv",),
 }
 """Files of shapes in it, of which no fit has seen one in three, or, of those drawn after it, any."""
 
