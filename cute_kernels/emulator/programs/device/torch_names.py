@@ -110,11 +110,10 @@ def _of_cuda(device: Device) -> Iterator[tuple[object, str, object]]:
 
     queries = {
         "_initialized": True,  # torch would look for the CUDA runtime
-        "_cached_device_count": None,
+        "_cached_device_count": 1,  # torch would ask NVML
         "_exchange_device": _same,
         "_maybe_exchange_device": _same,
         "default_generators": (device.call("default_generator"),),
-        "device_count": lambda: 1,
         "get_device_properties": lambda device=None: properties if check(device) == 0 else None,
         "mem_get_info": lambda device=None: (MEMORY_BYTES - used(), MEMORY_BYTES),
         "init": _nothing(),

@@ -181,6 +181,14 @@ def test_random_numbers_are_the_device_s_own(session: Session) -> None:
     assert host.shape == (4,) and torch.cuda.initial_seed() == 3
 
 
+def test_the_driver_is_not_asked_how_many_devices_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 5)
+    with capture("sm_90a"):
+        assert torch.cuda.device_count() == torch.cuda.random.device_count() == 1
+        torch.cuda.manual_seed_all(3)
+        assert torch.cuda.initial_seed() == 3
+
+
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "numpy": (lambda x: x.numpy(), "can't convert cuda:0"),
     "an operation of both devices": (lambda x: x + torch.ones(4), "at least two devices"),

@@ -43,7 +43,7 @@ VIRTUAL = {
 """Functions of torch's interfaces that the device has its own of."""
 OF_CUDA = (
     "Stream", "Event", "ExternalStream", "CUDAGraph", "_initialized", "_cached_device_count", "_exchange_device",
-    "_maybe_exchange_device", "default_generators", "device_count", "get_device_properties", "mem_get_info", "init",
+    "_maybe_exchange_device", "default_generators", "get_device_properties", "mem_get_info", "init",
     "_lazy_init",
 )  # fmt: skip
 """Names of ``torch.cuda`` that are replaced while a program runs."""
