@@ -15,12 +15,10 @@ from unittest import mock
 import torch
 
 from cute_kernels.emulator.programs import capturing
-from cute_kernels.operations import base, gemm, patch_embed, patch_embed_images
+from cute_kernels.operations import gemm, patch_embed, patch_embed_images
 from cute_kernels.operations.compile import compile_plan, host_arguments
 from cute_kernels.operations.runtime import devices, gpu, repeat
 from cute_kernels.plan import Plan
-
-_NO_STREAM = 0
 
 
 class EmulatedLaunch:
@@ -59,11 +57,10 @@ def device(arch: str) -> Iterator[capturing.Session]:
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
 
         replace(gpu, bound_launch=functools.lru_cache(maxsize=None)(EmulatedLaunch))
-        replace(torch.cuda, is_current_stream_capturing=lambda: False)
-        replace(repeat, _current_stream=lambda device: _NO_STREAM, _current_device=lambda: 0)
-        replace(repeat, _is_capturing=lambda: False, _empty_strided=repeat._empty_strided_on_device)
-        # The mode that serves the tensors is no interception of the operations.
-        replace(base, dispatch_is_intercepted=lambda: False)
+        given = {"_current_stream": "_cuda_getCurrentRawStream", "_current_device": "_cuda_getDevice"}
+        given["_is_capturing"] = "_cuda_isCurrentStreamCapturing"
+        replace(repeat, **{name: getattr(torch._C, function) for name, function in given.items()})
+        replace(repeat, _empty_strided=repeat._empty_strided_on_device)
         for operation in (patch_embed.PATCH_EMBED, gemm.GEMM, patch_embed_images.PATCH_EMBED_IMAGES):
             for forget in (operation.repeated.clear, devices.device_facts.cache_clear):
                 forget()

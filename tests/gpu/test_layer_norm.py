@@ -34,7 +34,6 @@ def test_the_bits_of_the_cpu(shape: tuple[int, int, int], dtype: torch.dtype) ->
     assert torch.equal(out.cpu(), layer_norm_linear(rows, host, out_dtype=dtype))
 
 
-@pytest.mark.gpu_only("CUDA graphs")
 def test_in_a_graph() -> None:
     rows, weight, _ = call(280, 768, 6912)
     rows = rows.cuda()

@@ -93,7 +93,6 @@ def test_compiled_ahead_of_time(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.gpu_only("a CUDA graph")
 @pytest.mark.parametrize(("kind", "still"), [("Rows", False), ("Rows", True), ("Patches", False), ("Images", False)])
 @torch.no_grad()
 def test_the_pair_of_vllm(kind: str, still: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +148,6 @@ def dinov2(transformers) -> torch.nn.Module:
     return transformers.Dinov2Model(transformers.Dinov2Config(**small, image_size=56))
 
 
-@pytest.mark.gpu_only("models that move to a device")
 @pytest.mark.parametrize("precision", ["auto", "int8"])
 @pytest.mark.parametrize(("model", "side"), [(clip, 64), (dinov2, 56)])
 @torch.no_grad()

@@ -77,7 +77,6 @@ def test_warm_calls_read_new_factors_and_other_kinds_of_scales():
         check(call, patch_embed(*arguments, scale_a=spread, scale_b=features), rows, features, "f32")
 
 
-@pytest.mark.gpu_only("a CUDA graph")
 def test_row_wise_scales_in_a_graph():
     call = random_call(50, 21, 264, 256, small_integers=True)
     rows, features = factors(call)

@@ -18,7 +18,6 @@ def embed(call: Call, **options) -> torch.Tensor:
     return patch_embed(call.x, call.weight, call.bias, call.pos_embed, scale_a=call.scale, **options)
 
 
-@pytest.mark.gpu_only("torch's own checks of an operator")
 def test_operator_contract():
     """torch's own checks, but for test_schema, which compares tensors with an `allclose` that FP8 does not have."""
     call = random_call(3, 7, 72, 48)
@@ -62,7 +61,6 @@ def test_compiles_without_graph_breaks(dynamic, record_property):
         check_against_fp64(Call(call.x, call.weight, call.bias, call.pos_embed, 0.05), out, "f32", record_property)
 
 
-@pytest.mark.gpu_only("a CUDA graph")
 def test_cuda_graph_replays_on_new_data(record_property):
     call = random_call(50, 21, 768, 768)
     embed(call)
@@ -99,7 +97,6 @@ def test_runs_on_the_current_stream(record_property):
     check_against_fp64(call, out, "f32", record_property)
 
 
-@pytest.mark.gpu_only("waits of the host for the device")
 def test_nothing_synchronises():
     call = random_call(5, 21, 768, 768, scale="pointer")
     embed(call)

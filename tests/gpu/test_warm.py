@@ -47,7 +47,6 @@ def test_a_repeated_call_is_remembered_and_reads_its_new_rows(long_way, record_p
     assert long_way == [True, False, False]
 
 
-@pytest.mark.gpu_only("the dispatcher of torch")
 def test_rows_that_need_a_gradient_are_refused_a_backward():
     call = random_call(50, 21, 264, 256)
     embed(call)
@@ -120,7 +119,6 @@ def test_a_warm_call_checks_its_arguments(bad, error):
         patch_embed(**(arguments | {name: make(arguments.get(name))}))
 
 
-@pytest.mark.gpu_only("the dispatcher of torch")
 def test_a_remembered_call_has_derivatives_when_they_are_asked_for():
     call = random_call(7, 7, 264, 256)
     embed(call)

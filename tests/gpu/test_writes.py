@@ -54,7 +54,6 @@ def test_the_bias_of_a_product(step) -> None:
         bias.data.neg_()
 
 
-@pytest.mark.gpu_only("modules that move to a device")
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @torch.no_grad()
 def test_a_teacher_whose_weights_are_averages(precision: str, step) -> None:
@@ -74,7 +73,6 @@ def test_a_teacher_whose_weights_are_averages(precision: str, step) -> None:
         assert torch.equal(got, fresh(given)) and torch.equal(teacher(given), got)
 
 
-@pytest.mark.gpu_only("events")
 def test_frozen_constants_are_not_compared(step) -> None:
     call = random_call(*SHAPE)
     step()
@@ -85,7 +83,6 @@ def test_frozen_constants_are_not_compared(step) -> None:
     assert not torch.equal(embed(call), before)
 
 
-@pytest.mark.gpu_only("the dispatcher of torch")
 def test_tangents_of_remembered_calls_are_refused() -> None:
     call = random_call(*SHAPE)
     rows = call.x.to(torch.bfloat16)
@@ -98,7 +95,6 @@ def test_tangents_of_remembered_calls_are_refused() -> None:
         torch.func.jvp(lambda x: embed(dataclasses.replace(call, x=x)), (rows,), (rows,))
 
 
-@pytest.mark.gpu_only("torch's conversions on a GPU")
 @torch.no_grad()
 def test_pixels_beyond_fp8_give_nan() -> None:
     layer = torch.nn.Conv2d(3, 64, 16, stride=16).cuda()

@@ -401,7 +401,8 @@ class Session:
         graph = type("CUDAGraph", (Graph,), {"session": session})
         for module in (torch.cuda, torch.cuda.graphs):
             yield module, "CUDAGraph", graph
-        yield torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: session.graph is not None
+        for module in (torch._C, torch.cuda.graphs):
+            yield module, "_cuda_isCurrentStreamCapturing", lambda: session.graph is not None
         yield torch.cuda.graphs, "_graph_pool_handle", lambda: NO_POOL
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed

@@ -73,6 +73,7 @@ struct Captured {
 struct Graph {
     std::vector<Captured> operators{};
     std::vector<std::pair<c10::Storage, std::string>> before{};  // contents of memory that the operators have written
+    std::vector<c10::Storage> kept{};  // memory that was made meanwhile, and is the graph's
     uint64_t serial = 0;                                         // of the latest memory that was there before
     at::Tensor generator{};                                      // state of the default one
 };

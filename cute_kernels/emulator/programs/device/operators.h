@@ -248,22 +248,24 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (watched && (what.writes || call.storages.made_memory)) ask("cute_device::worked", {what.text});
 }
 
+at::Tensor noted(at::Tensor made) {
+    describe_memory(made);
+    if (capturing) capturing->kept.push_back(made.storage());
+    return made;
+}
+
 at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
     std::optional<Device> device, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
     check_device(device.value_or(kDevice));
-    at::Tensor made = at::detail::empty_generic(size, device_memory(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
-        c10::dtype_or_default(dtype), format);
-    describe_memory(made);
-    return made;
+    return noted(at::detail::empty_generic(size, device_memory(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+        c10::dtype_or_default(dtype), format));
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
     std::optional<c10::Layout>, std::optional<Device> device, std::optional<bool>) {
     check_device(device.value_or(kDevice));
-    at::Tensor made = at::detail::empty_strided_generic(size, stride, device_memory(),
-        c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(dtype));
-    describe_memory(made);
-    return made;
+    return noted(at::detail::empty_strided_generic(size, stride, device_memory(),
+        c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(dtype)));
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool non_blocking) {

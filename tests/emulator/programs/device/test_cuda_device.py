@@ -334,6 +334,17 @@ def test_a_graph_keeps_the_memory_of_its_results(session: Session) -> None:
     assert result.tolist() == [9.0] * 64 and all(each.tolist() == [9.0] * 64 for each in others)
 
 
+def test_a_graph_keeps_memory_that_only_its_launches_use(session: Session) -> None:
+    x, y, graph = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        between = torch.empty(64, device="cuda")
+        launch(x, between, 2.0)
+        launch(between, y, 3.0)
+        del between
+    graph.replay()
+    assert y.tolist() == [10.0] * 64
+
+
 def test_random_numbers_of_a_graph(session: Session) -> None:
     torch.cuda.manual_seed(1)
     drawn = [torch.rand(4, device="cuda").tolist() for _ in range(2)]
