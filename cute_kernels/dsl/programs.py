@@ -86,6 +86,10 @@ def compiling_for(
                 return translate(self, function, *args, **kwargs)
 
         stack.enter_context(mock.patch.object(base, "_func", without_interrupts))
+        # CuTe DSL's own functions call others through it: what those make has the line of the program that called them.
+        op = importlib.import_module("cutlass._mlir_helpers.op")
+        framework = (*getattr(op, "_FRAMEWORK_MODULE_PREFIXES", ()), __package__)
+        stack.enter_context(mock.patch.object(op, "_FRAMEWORK_MODULE_PREFIXES", framework, create=True))
         yield
 
 
@@ -179,6 +183,7 @@ def context_initialisers() -> Iterator[tuple[Any, str]]:
 
 
 # --- arguments of `cute.compile`, and of calls of what it has compiled -----------------------------------------------
+
 
 def is_fake_tensor(value: Any) -> bool:
     """Whether an argument of `cute.compile` stands for a tensor by its type, extents and strides alone."""
