@@ -95,6 +95,8 @@ def scalar(example: object, value: object) -> object:
 
 def _within(kind: type, plain: float) -> object:
     """A number as an object of CuTe DSL, which would drop the bits of an integer that do not fit."""
+    if kind is cutlass.Boolean:  # has the range of a signed bit; any number but 0 is true
+        return kind(bool(plain))
     if issubclass(kind, cutlass.Integer) and kind.width < 64:
         low, high = (-(1 << kind.width - 1), (1 << kind.width - 1) - 1) if kind.signed else (0, (1 << kind.width) - 1)
         if not low <= plain <= high:

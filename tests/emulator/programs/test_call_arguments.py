@@ -9,7 +9,7 @@ import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 import pytest
 import torch
-from cutlass import Float4E2M1FN, Float32, Float64, Int32, Int64, Numeric, Uint32
+from cutlass import Boolean, Float4E2M1FN, Float32, Float64, Int32, Int64, Numeric, Uint32
 from cutlass.base_dsl.typing import FloatMeta
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 from cutlass.cutlass_dsl import T
@@ -324,3 +324,15 @@ def test_integers_that_do_not_fit() -> None:
             compiled(y, number)
     with pytest.raises(ValueError, match="^Out of bound y = 2147483648 in its shape"):
         compiled(y.expand(1 << 31), 1)
+
+
+def test_truth_values() -> None:
+    """A Boolean has the range of a signed bit in CuTe DSL, and True is none of its integers."""
+    fake = make_fake_tensor(Boolean, (cute.sym_int(),), stride=(cute.sym_int64(),))
+    compiled = cute.compile(kernels.with_number, fake, Boolean(False), fakes()[2], options=TVM_FFI)
+    for given_number in (True, False, 1, 2, 0, Boolean(True)):
+        y = torch.full((1,), not given_number, device="cuda")
+        compiled(y, given_number)
+        assert y.tolist() == [bool(given_number)]
+    with pytest.raises(TypeError, match=r"^argument number: compiled with type Boolean; 0.5 is given"):
+        compiled(y, 0.5)

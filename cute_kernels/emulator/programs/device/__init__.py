@@ -4,5 +4,6 @@
 * `building`: compiles it, once for each version of torch.
 * `operators`: operators that torch has for CUDA only, in Python.
 * `torch_names`: what ``torch.cuda`` asks of torch's own C++.
+* `memory_statistics`: what torch's allocator says of the device's memory.
 * `cuda_device`: the device of one program.
 """

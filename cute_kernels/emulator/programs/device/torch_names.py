@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from cute_kernels.common.chips import MEMORY_BYTES, Chip
+from cute_kernels.emulator.programs.device import memory_statistics
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.programs.streams import Streams
@@ -55,11 +56,6 @@ def of_c(device: Device) -> dict[str, object]:
     """Functions of ``torch._C``."""
     call = device.call
 
-    def statistics(index: int) -> dict[str, dict[str, dict[str, int]]]:
-        used, peak = call("used")
-        bytes_ = {"all": {"current": used, "peak": peak, "allocated": used, "freed": 0}}
-        return {"allocated_bytes": bytes_, "reserved_bytes": bytes_, "active_bytes": bytes_}
-
     def set_stream(stream_id: int, **_: int) -> None:
         call("exchange_stream", stream_id)
 
@@ -87,7 +83,11 @@ def of_c(device: Device) -> dict[str, object]:
         "_cuda_ipc_collect": _nothing(),
         "_cuda_resetPeakMemoryStats": lambda index: call("reset_peak"),
         "_cuda_resetAccumulatedMemoryStats": _nothing(),
-        "_cuda_memoryStats": statistics,
+        "_cuda_resetPeakHostMemoryStats": _nothing(),
+        "_cuda_resetAccumulatedHostMemoryStats": _nothing(),
+        **memory_statistics.functions(call),
+        "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
+        "_set_cached_tensors_enabled": _nothing(),
         "_cuda_canDeviceAccessPeer": lambda index, peer: False,
         "_cuda_getArchFlags": lambda: f"sm_{capability[0]}{capability[1]}",
         "_cuda_set_sync_debug_mode": set_mode,
@@ -102,6 +102,10 @@ def _of_cuda(device: Device) -> Iterator[tuple[object, str, object]]:
         yield module, "Stream", stream
         yield module, "Event", event
         yield module, "ExternalStream", type("ExternalStream", (External, stream), {})
+    for module in (cuda, cuda.memory):
+        yield module, "MemPool", memory_statistics.MemPool
+    for name in ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"):
+        yield cuda.memory, name, _nothing()
     yield cuda.graph, "default_capture_stream", None  # a stream of this program, when it is first needed
     properties = _properties(chip)
 

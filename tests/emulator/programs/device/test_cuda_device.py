@@ -8,6 +8,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import cutlass
 import cutlass.cute as cute
 import pytest
 import torch
+import torch._dynamo
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -278,6 +280,41 @@ def test_statistics_of_memory(session: Session) -> None:
     torch.cuda.reset_peak_memory_stats()
     free, total = torch.cuda.mem_get_info()
     assert torch.cuda.max_memory_allocated() == before and total - free == before
+
+
+def test_all_statistics_of_memory(session: Session) -> None:
+    """Torch's own Python reads every key that it knows."""
+    x = torch.ones(1 << 20, device="cuda")
+    mebibytes = torch.cuda.memory_allocated() >> 20
+    table = torch.cuda.memory_summary()
+    assert re.search(rf"from large pool +\| +{mebibytes << 10} KiB|Allocated memory +\| +{mebibytes << 10} KiB", table)
+    stats = torch.cuda.memory_stats()
+    documented = re.findall(r'``"(\w+)\.\{all', torch.cuda.memory_stats.__doc__)
+    keys = {f"{'allocation' if name == 'allocated' else name}.small_pool.peak" for name in documented}  # as it means
+    assert len(keys) > 5 and keys <= set(stats)
+    documented = re.findall(r'``"(num_\w+|max_split_size)"``', torch.cuda.memory_stats.__doc__)
+    assert len(documented) > 3 and set(documented) <= set(stats)
+    host = torch.cuda.host_memory_stats()
+    assert {"allocations.current", "active_bytes.peak", "host_free_time.avg", "num_host_alloc"} <= set(host)
+    (segment,) = (each for each in torch.cuda.memory_snapshot() if each["address"] == x.data_ptr())
+    assert segment["total_size"] == sum(block["size"] for block in segment["blocks"]) == 4 << 20
+    assert torch.cuda.get_allocator_backend() == "native"
+
+
+def test_a_pool_of_memory(session: Session) -> None:
+    pool, other = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.ones(3, device="cuda")
+    assert x.tolist() == [1.0] * 3 and pool.id != other.id and pool.snapshot() == []
+
+
+def test_what_torch_keeps_of_compiled_functions_is_forgotten(session: Session) -> None:
+    """Which imports what inductor has of CUDA graphs."""
+    torch._dynamo.reset()
+    torch.compiler.cudagraph_mark_step_begin()
+    x = torch.ones(2, device="cuda")
+    for options in ({"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}, {"backend": "cudagraphs"}):
+        assert torch.compile(lambda a: a * 2 + 1, **options)(x).tolist() == [3.0, 3.0]
 
 
 def test_freed_memory_is_not_used_again_at_once(session: Session) -> None:

@@ -44,7 +44,7 @@ VIRTUAL = {
 OF_CUDA = (
     "Stream", "Event", "ExternalStream", "CUDAGraph", "_initialized", "_cached_device_count", "_exchange_device",
     "_maybe_exchange_device", "default_generators", "get_device_properties", "mem_get_info", "init",
-    "_lazy_init",
+    "_lazy_init", "MemPool",
 )  # fmt: skip
 """Names of ``torch.cuda`` that are replaced while a program runs."""
 
@@ -74,7 +74,8 @@ def test_functions_of_torch_s_c_that_are_given(device: cuda_device.CudaDevice) -
     text = "".join(path.read_text() for path in (folder / "cuda").rglob("*.py"))
     text += "".join((folder / part).read_text() for part in ("accelerator/__init__.py", "backends/cuda/__init__.py"))
     text += "".join(path.read_text() for path in (folder / "_dynamo").rglob("*.py"))
-    text += (folder / "_inductor/runtime/triton_heuristics.py").read_text()
+    for part in ("_inductor/runtime/triton_heuristics.py", "_inductor/cudagraph_trees.py"):
+        text += (folder / part).read_text()
     missing = [name for name in torch_names.of_c(device) if not re.search(rf"\b{name}\b", text)]
     assert missing == []
 
