@@ -217,8 +217,7 @@ def b200_table(checked: Sequence[Checked]) -> str:
     distinct = len({entry.fitted for entry in checked})
     lines.append(
         f"\nUnseen: correlation {pearson:.3f}, of ranks {rank:.3f}; largest error {worst:.1%}. The "
-        f"{len(checked)} variants have {distinct} distinct modelled times: "
-        f"these ranks are between designs, not between settings of one."
+        f"{len(checked)} variants have {distinct} modelled times: designs are ranked, not settings\nof one."
     )
     return "\n".join(lines)
 
