@@ -94,7 +94,7 @@ OUT_OF_REACH = tuple(
     GemmProblem(*sizes)
     for sizes in ((784, 768, 3072), (128, 4096, 4096), (535, 2096, 5184), (134, 4240, 1904), (2970, 416, 8032))
 )
-"""Where no candidate was as fast as cuBLASLt: at the end more of the search space is timed, beside cuBLAS."""
+"""Where once no candidate was as fast as cuBLASLt: at the end more of the search space is timed, beside cuBLAS."""
 
 _PROMISING = 24
 _BY_CHANCE = 12
@@ -593,7 +593,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.command == "images":
         files = (archive.read_text(file) for path in args.files for file in archive.expand(path))
-        choices_images.report(row for text in files for row in csv.DictReader(text.splitlines()))
+        rows = (row for text in files for row in csv.DictReader(text.splitlines()))
+        choices_images.report(choices_images.judged(rows))
         return 0
     shapes = read(args.files)
     if args.command == "fit":

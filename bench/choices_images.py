@@ -15,7 +15,7 @@ import random
 import statistics
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -208,18 +208,19 @@ def problem_of(kind: str, images: int, positions: int, patch: str, k: int, n: in
     )
 
 
-def report(rows: Iterator[dict[str, str]]) -> None:
-    """Prints by kind and mode the choice's time over the fastest candidate's, and peers' over the choice's.
+Judged = dict[tuple[str, str], list[tuple[str, float, float]]]
+"""By kind and mode, of each shape: what it is, the choice's time over the fastest candidate's, peers' over it."""
 
-    The choice is today's; shapes where that was not timed are left out.
-    """
+
+def judged(rows: Iterable[dict[str, str]]) -> Judged:
+    """The choice is today's; shapes where that was not timed are left out. Without a peer its ratio is infinite."""
     times: dict[tuple[str, str, tuple], dict[str, dict[str, float]]] = {}
     for row in rows:
         if row["mode"]:
             shape = tuple(row[name] for name in ("images", "positions", "patch", "k", "n"))
             found = times.setdefault((row["kind"], row["mode"], shape), defaultdict(dict))
             found["ours" if row["config"] else "peer"][row["config"] or row["candidate"]] = float(row["microseconds"])
-    groups: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
+    groups: Judged = defaultdict(list)
     for (kind, mode, shape), found in times.items():
         images, positions, patch, k, n = shape
         problem = problem_of(kind, int(images), int(positions), patch, int(k), int(n))
@@ -228,6 +229,11 @@ def report(rows: Iterator[dict[str, str]]) -> None:
         if chosen in found["ours"]:
             own, peer = found["ours"][chosen], min(found["peer"].values(), default=math.inf)
             groups[kind, mode].append((" ".join(shape), own / min(found["ours"].values()), peer / own))
+    return groups
+
+
+def report(groups: Judged) -> None:
+    """Prints mean, 95th percentile and most of the regrets, and where peers are nearest."""
     for (kind, mode), values in groups.items():
         regrets = sorted(regret for _, regret, _ in values)
         print(

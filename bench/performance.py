@@ -7,6 +7,7 @@ The text is in performance_page.md beside this file; a name in braces on a line 
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import archive, choices, choices_fit, overview
+from bench import archive, choices, choices_fit, choices_images, overview
 from bench.image_cases import ImagesCase, make_cases, problem
 from bench.peers import OURS
 from bench.results import HEADER, CaseResult, PeerResult, Results, case_rows, from_json, markdown, reference_ms
@@ -37,8 +38,10 @@ CHOICES = "2026-11-29-h200.tar.xz"
 CHOICE_FILES = {
     "one in three": ("choices.csv", "choices-?.csv", "choices-??.csv"),
     "few columns or rows": ("choices-narrow*.csv",),
+    "drawn after the last fit": ("after-wide*.csv",),
+    "drawn after it, few columns or rows": ("after-narrow*.csv",),
 }
-"""Files of shapes in it, of which no fit has seen one in three, or, of those drawn after it, any."""
+"""Files of shapes in it, of which no fit of numbers has seen one in three, or, of those drawn after it, any."""
 
 
 def read(name: str) -> Results:
@@ -246,39 +249,6 @@ def images_peers() -> str:
 
 # --- gemm ------------------------------------------------------------------------------------------------------------
 
-PRODUCTS = {
-    "cuBLAS, burst": ("burst", ("torch linear", "cuBLASLt")),
-    "cuBLAS": ("sustained", ("torch linear", "cuBLASLt")),
-    "quack": ("sustained", ("quack",)),
-    "torch.compile": ("sustained", ("torch.compile",)),
-}
-"""Columns of the table of products: the mode, and the peers of which the fastest counts."""
-
-
-def products() -> str:
-    """A row per group of products: our rate, and the least, mean and largest ratio of each peer."""
-    groups: dict[str, list[CaseResult]] = {}
-    for kind, file in (("BF16", "gemm-squares"), ("BF16", "gemm-layers"), ("TF32", "gemm-tf32")):
-        for result in read(f"{DAY}/{file}.json").cases:
-            what = result.case.name.rpartition(", ")[2] if " images" in result.case.name else "squares"
-            groups.setdefault(f"{kind}, {what}", []).append(result)
-    lines = []
-    for name, results in groups.items():
-        rates = [result.case.flops / (reference_ms(result, OURS) or 0) / 1e9 for result in results]
-        cells = [str(len(results)), f"{min(rates):.0f} to {max(rates):.0f}"]
-        for mode, peers in PRODUCTS.values():
-            found = [ratio for result in results if (ratio := _ratio(result, mode, peers))]
-            mean = statistics.geometric_mean(found) if found else 0
-            cells.append(f"{mean:.2f} ({min(found):.2f} to {max(found):.2f})" if found else "")
-        lines.append((name, *cells))
-    return markdown(("products", "cases", "TFLOP/s", *PRODUCTS), lines)
-
-
-def _ratio(result: CaseResult, mode: str, peers: tuple[str, ...]) -> float | None:
-    """Time of the fastest of some peers over ours, None if none ran."""
-    found = [summary.median for peer in result.peers if peer.name in peers and (summary := peer.summary(mode))]
-    return min(found) / (reference_ms(result, OURS, mode) or 0) if found else None
-
 
 def layers() -> str:
     """Ratios of `bench.gemm_layers`, as it printed them: layers of towers, then few rows beside cuBLAS."""
@@ -321,14 +291,29 @@ def choice() -> str:
     return markdown(header, lines)
 
 
+def image_choice() -> str:
+    """As `choice`, of drawn models of patch embeddings: those that the choosers were fitted to, and later ones."""
+    cells: dict[str, list[str]] = {kind: [kind] for kind in choices_images.KINDS}
+    for files in ("images-*.csv", "after-images*.csv"):
+        texts = (archive.read_text(path) for path in archive.expand(archive.RESULTS / CHOICES / files))
+        groups = choices_images.judged(row for text in texts for row in csv.DictReader(text.splitlines()))
+        for kind, own in cells.items():
+            _, regrets, ratios = zip(*groups[kind, "sustained"], strict=True)
+            beside = [ratio for ratio in ratios if ratio < math.inf]
+            own.append(f"{len(regrets)}: {statistics.mean(regrets):.2f} ({max(regrets):.2f})")
+            own.append(f"{statistics.geometric_mean(beside):.2f} ({min(beside):.2f})")
+    header = "", "fitted to: choice / fastest (most)", "peer / choice (least)", "drawn after", "peer / choice"
+    return markdown(header, list(cells.values()))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "models": models,
     "images": images,
     "images_peers": images_peers,
-    "gemm": products,
     "layers": layers,
     "choice": choice,
+    "image_choice": image_choice,
 }
 
 

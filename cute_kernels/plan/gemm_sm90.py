@@ -1,8 +1,8 @@
 """Plan of the SM90a dense GEMM: consumer warpgroups together or in turn, multicast in small clusters.
 
-There is no stream-K order. At the squares and layers of docs/performance.md the last wave of clusters is so full that
-at most 4% of the multiprocessors' time is lost in all waves together, 16% at 1024 (tests/plan/test_gemm.py). Products
-of few columns lose more: their row there says how far behind the fastest tile they are.
+There is no stream-K order. At large squares and layers of SigLIP2 the last wave of clusters is so full that at most
+4% of the multiprocessors' time is lost in all waves together, 16% at 1024 (tests/plan/test_gemm.py). Products of few
+columns lose more: docs/performance.md says how far behind the fastest tile they are.
 """
 
 from __future__ import annotations

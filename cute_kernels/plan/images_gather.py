@@ -171,7 +171,7 @@ MOST_STAGES = 8
 """More have made no GEMM of this package faster."""
 
 # Of a model like that of `cute_kernels.plan.gemm_sm90`, fitted to 30 drawn shapes (bench/results: 2026-11-29-h200):
-# the choice takes 1.026 of the fastest candidate's time in the mean. Of 9 that a fit had not seen it took 1.014.
+# the choice takes 1.026 of the fastest candidate's time in the mean. Of 11 drawn afterwards it took 1.113.
 GATHER_CLOCKS = 1.34
 """Clocks of a row of a box."""
 

@@ -140,8 +140,8 @@ USUAL_COLUMNS = 128
 
 FEW_OPERATIONS = 4e10
 """Multiplications and additions up to which the model of a launch chooses: 172 images of 196 patches, 768 inputs and
-768 features. Of 68 drawn shapes the choice then took 1.03 of the fastest candidate's time in the mean, 1.05 with a
-quarter of that (bench/results: 2026-11-29-h200)."""
+768 features. Of 68 drawn shapes, none kept out, the choice then took 1.03 of the fastest candidate's time in the mean,
+1.05 with a quarter of that; of 12 drawn afterwards it took 1.13 (bench/results: 2026-11-29-h200)."""
 
 MACS_PER_CLOCK = 4096
 """Integer products of a multiprocessor, dense (H200 data sheet: 1,979 TOP/s)."""
@@ -155,7 +155,7 @@ LAUNCH_MICROSECONDS = 2.5
 """Time of a launch that has next to nothing to do, by the model of the kernel over rows."""
 
 BOX_ROW_CLOCKS, BOX_BYTES_PER_CLOCK = 2.2, 50
-"""Clocks of a row of a TMA box, and bytes of a strip's row that come in another one: fitted to the same shapes."""
+"""Clocks of a row of a TMA box, and bytes of a strip's row that come in another one: fitted to all the same shapes."""
 
 _UNSHARED = {1: 1.05, 2: 1.0}
 """Estimated cost of a CTA without a neighbour that shares its patches, by CTAs of a cluster."""

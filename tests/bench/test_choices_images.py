@@ -60,6 +60,6 @@ def test_the_report_has_regrets_and_ratios_of_peers(capsys: pytest.CaptureFixtur
         ("ours", plans[0].config, 1, 12.0), ("ours", plans[1].config, 0, 10.0), ("peer", None, 0, 15.0),
     ):  # fmt: skip
         writer.writerow([*shape.row, name, *shape.cells(config), chosen, "sustained", 9, time, ""])
-    choices_images.report(csv.DictReader(io.StringIO(file.getvalue())))
+    choices_images.report(choices_images.judged(csv.DictReader(io.StringIO(file.getvalue()))))
     printed = capsys.readouterr().out
     assert "chosen / fastest mean 1.200, 95% 1.20, most 1.20" in printed and "mean 1.25, least 1.250" in printed
