@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from cute_kernels.config import check_choice, type_name
+from cute_kernels.operations.runtime import devices
 from cute_kernels.operations.runtime.repeat import Role
 from cute_kernels.operations.scales import split_scale
 from cute_kernels.plan import arch_of
@@ -39,9 +40,10 @@ def check_backend(backend: str) -> None:
     check_choice("backend", backend, get_args(Backend))
 
 
-def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emulator", "reference"]:
-    """Chooses what executes a call whose tensors are on ``device``. Raises ValueError: unknown backend, or the emulator
-    asked to read device memory; NotImplementedError: no kernel for this device."""
+def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "program", "emulator", "reference"]:
+    """Chooses what executes a call whose tensors are on ``device``; ``"program"``: the session of the program that runs
+    in the emulator, of which the device is. Raises ValueError: unknown backend, or the emulator asked to read device
+    memory; NotImplementedError: no kernel for this device."""
     check_backend(backend)
     if backend == "reference":
         return "reference"
@@ -58,7 +60,7 @@ def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emu
         raise NotImplementedError(
             f"no kernel for {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}); {_SUPPORTED}"
         )
-    return "kernel"
+    return "program" if devices.is_emulated() else "kernel"
 
 
 _REQUIRED = object()

@@ -100,14 +100,14 @@ def define_operator(
 
 
 def launch(executor: str, plan: Plan, operands: Operands) -> None:
-    """Runs the kernels of a plan where `choose_backend` says: ``"kernel"`` or ``"emulator"``."""
+    """Runs the kernels of a plan where `choose_backend` says: ``"kernel"``, ``"program"`` or ``"emulator"``."""
     if executor == "kernel":
         gpu.launch(plan, operands)
         return
     # Late, since launches on a GPU need neither the emulator nor its dependencies.
     import cute_kernels.operations.runtime.emulated as emulated
 
-    emulated.launch(plan, operands)
+    (emulated.launch_in_program if executor == "program" else emulated.launch)(plan, operands)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -233,7 +233,7 @@ def _row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str) -> t
     executor = choose_backend(rows.device, backend)
     if executor == "reference" or not rows.shape[0]:
         return reference.layer_norm_scale(rows, eps)
-    if executor == "kernel":
+    if executor in ("kernel", "program"):
         arch, _ = device_facts(rows.device.index)
     m, k = rows.shape
     if rows.data_ptr() % ROW_BYTES:

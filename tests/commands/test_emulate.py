@@ -140,7 +140,6 @@ ENDINGS = {
     "refused-caught": (4, "error[unsupported]"),
     "refused-thread": (4, "error[unsupported]"),
     "refused-wrapped": (4, "ValueError: a kernel failed"),
-    "graph": (4, "while a CUDA graph is captured"),
 }
 """Of `exit_program`: argument -> exit status, and words on stderr."""
 

@@ -93,9 +93,6 @@ def main(how: str) -> None:
             launch(tensor, cutlass.Int32(0), cutlass.Int32(0), stream)
         elif kind == "hang":
             launch_hanging(tensor)
-        elif kind == "graph":
-            with torch.cuda.graph(torch.cuda.CUDAGraph()):
-                y + 1
     except Exception as error:
         if then == "caught":
             print("caught", type(error).__name__)

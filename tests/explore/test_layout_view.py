@@ -1,15 +1,12 @@
-"""`show_layout` and ``cute-kernels layout`` agree with CuTe DSL's own layouts, and count what lanes do one by one."""
+"""`show_layout` agrees with CuTe DSL's own layouts, and counts what lanes do one by one."""
 
 from __future__ import annotations
-
-import json
 
 import cutlass
 import cutlass.cute as cute
 import numpy as np
 import pytest
 
-from cute_kernels.commands.cli import main
 from cute_kernels.explore import show_layout
 
 FOUND: list = []
@@ -96,29 +93,6 @@ def test_lanes_of_a_load_that_read_the_same_share_a_wavefront() -> None:
     assert (store.requests, store.wavefronts, store.conflicts) == (1, 4, 0)
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["layout", "(8,64):(64,1)", "--swizzle", "3,4,3", "--lanes", "(8,8):(1,8)"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["0", "8", "16", "24", "32", "40", "48", "56"]
-    assert lines[3].split() == ["1", "144:4", "128:0", "176:12", "160:8", "208:20", "192:16", "240:28", "224:24"]
-    assert lines[-1] == "1 requests of a warp, 1 wavefronts, 0 bank conflicts"
-    assert main(["layout", "(8,64):(64,1)", "--lanes", "(8,8):(1,8)", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found[65] == {"row": 1, "column": 1, "byte": 130, "bank": 0, "lane": 1}
+def test_in_a_notebook() -> None:
     html = show_layout("(8,64):(64,1)", swizzle="3,4,3", lanes="(8,8):(1,8)")._repr_html_()
     assert html.count("<td") == 512 and 'title="row 1, column 0, byte 144, bank 4, lane 1"' in html
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["(8,64)"], "layout (8,64)"),
-        (["(8,?):(64,1)"], "must be numbers"),
-        (["(8,64):(64,1)", "--swizzle", "3,4"], "swizzle = 3,4: must be three numbers, B,M,S"),
-        (["(8,64):(64,1)", "--dtype", "f3"], "dtype = f3: must be one of "),
-        (["(8,2):(2,1)"], "lanes = (32,1):(1,0): must be (lane, value), of 32 lanes, to 16 coordinates"),
-    ],
-)
-def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["layout", *words]) == 2
-    assert message in capsys.readouterr().err

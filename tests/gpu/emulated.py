@@ -56,13 +56,14 @@ def device(arch: str) -> Iterator[capturing.Session]:
             for name, value in values.items():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
 
+        replace(devices, is_emulated=lambda: False)  # the way to a GPU is what is tried
         replace(gpu, bound_launch=functools.lru_cache(maxsize=None)(EmulatedLaunch))
         given = {"_current_stream": "_cuda_getCurrentRawStream", "_current_device": "_cuda_getDevice"}
         given["_is_capturing"] = "_cuda_isCurrentStreamCapturing"
         replace(repeat, **{name: getattr(torch._C, function) for name, function in given.items()})
         replace(repeat, _empty_strided=repeat._empty_strided_on_device)
         for operation in (patch_embed.PATCH_EMBED, gemm.GEMM, patch_embed_images.PATCH_EMBED_IMAGES):
-            for forget in (operation.repeated.clear, devices.device_facts.cache_clear):
+            for forget in (operation.repeated.clear, devices._facts.cache_clear):
                 forget()
                 stack.callback(forget)
         yield session

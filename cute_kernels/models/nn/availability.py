@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from cute_kernels import plan
-from cute_kernels.config import PatchEmbedImagesProblem, name_of
+from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, name_of
 from cute_kernels.operations.arguments import choose_backend
 from cute_kernels.operations.runtime import devices
 from cute_kernels.plan.images import multiplied_type
@@ -79,6 +79,24 @@ def no_device(device: torch.device, backend: str) -> str | None:
     return _REASONS[device, backend]
 
 
+@torch.compiler.assume_constant_result
+def no_product(device: torch.device, backend: str, precision: str | None) -> str | None:
+    """Why no kernel multiplies rows of a precision on a device, or None: not all GPUs with kernels multiply E4M3."""
+    if precision != "fp8" or choose_backend(device, backend) not in ("kernel", "program"):
+        return None
+    arch, _ = devices.device_facts(torch.cuda.current_device() if device.index is None else device.index)
+    return _no_e4m3(arch, str(device))
+
+
+@functools.lru_cache
+def _no_e4m3(arch: str, device: str) -> str | None:
+    try:
+        plan.make_plan(GemmProblem(128, 128, 128, in_dtype="float8_e4m3fn"), None, arch)
+    except ValueError:
+        return f"no kernel multiplies E4M3 on {device}, an {arch}"
+    return None
+
+
 @torch.compiler.disable
 def images_out_dtype(
     images: torch.Tensor, patch: int, features: int, precision: str, wanted: torch.dtype, backend: str
@@ -95,7 +113,7 @@ def images_out_dtype(
     if executor == "reference" or not images.shape[0]:
         return wanted
     arch = sm_count = None
-    if executor == "kernel":
+    if executor in ("kernel", "program"):
         index = images.device.index
         arch, sm_count = devices.device_facts(torch.cuda.current_device() if index is None else index)
     facts = tuple(images.shape), images.dtype, patch, features, precision, wanted

@@ -140,6 +140,7 @@ class PatchEngine:
             return False
         reason = None if availability.traced() else why_seen()
         reason = reason or availability.no_device(pixels.device, self.options.backend)
+        reason = reason or availability.no_product(pixels.device, self.options.backend, self.options.precision)
         if reason is None and self.options.integer and pixels.dtype == torch.uint8 and not availability.traced():
             reason = self._no_integer_kernel(pixels, parameters[0])
         if reason is not None:

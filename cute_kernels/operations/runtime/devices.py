@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import torch
 
@@ -11,9 +12,19 @@ from cute_kernels.operations.runtime import tuned
 from cute_kernels.plan import arch_of
 
 
-@functools.cache
+def is_emulated() -> bool:
+    """Whether the CUDA device is the emulated one of a program that runs in the emulator."""
+    module = sys.modules.get("cute_kernels.emulator.programs.device.cuda_device")
+    return module is not None and module.is_active()
+
+
 def device_facts(index: int) -> tuple[str, int]:
     """Architecture and multiprocessors of a CUDA device that has a kernel."""
+    return _facts.__wrapped__(index) if is_emulated() else _facts(index)  # each program has a device of its own
+
+
+@functools.cache
+def _facts(index: int) -> tuple[str, int]:
     architecture = arch_of(torch.cuda.get_device_capability(index))
     return architecture, torch.cuda.get_device_properties(index).multi_processor_count
 

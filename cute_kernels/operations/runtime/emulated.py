@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from cute_kernels import emulator
 from cute_kernels.common import interrupts
 from cute_kernels.emulator import programs
@@ -44,6 +46,15 @@ def launch(
         for kernel in others:
             _launch(kernel, operands.of(kernel), options, None, 1)
         return _launch(last, operands.of(last), options, artifact, repeat)
+
+
+def launch_in_program(plan: Plan, operands: Operands) -> None:
+    """Launches the kernels of a plan in the current stream of the program that runs in the emulator, whose session
+    executes them. Raises TypeError, EmulatorError: as `launch`."""
+    stream = torch.cuda.current_stream().cuda_stream
+    for kernel in plan.launches:
+        function = compile_plan(kernel, emulated=True).function
+        function(*host_arguments(kernel, **operands.of(kernel).addresses(), stream=stream))
 
 
 def _launch(

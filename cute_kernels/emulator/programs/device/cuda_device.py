@@ -28,6 +28,11 @@ _active: list[CudaDevice] = []
 """Devices of programs that run, the innermost last."""
 
 
+def is_active() -> bool:
+    """Whether a program runs that has the device."""
+    return bool(_active)
+
+
 class CudaDevice:
     """``cuda:0`` in memory of the host. Use `active` to have it.
 

@@ -17,6 +17,7 @@ TORCH_LIBRARY(cute_device, m) {
     m.def("activate(int new_byte, int most_bytes, str[] libraries) -> ()",
         [](int64_t new_byte, int64_t most_bytes, std::vector<std::string> libraries) {
             begin_memory(new_byte, most_bytes, std::move(libraries));
+            install_guard();
             active = true;
         });
     m.def("deactivate() -> ()", [] {

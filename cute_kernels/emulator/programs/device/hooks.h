@@ -95,11 +95,16 @@ at::Generator host_generator(const at::Generator& generator) {
     return at::Generator(inside->host);
 }
 
+// FakeTensorMode, where there seems to be no GPU, puts a guard that does nothing in its place: told with every program.
+void install_guard() {
+    static Guard guard;
+    c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(&guard);
+}
+
 // torch asks once for the hooks of CUDA, and keeps what it gets. Where it has asked before this library was loaded,
 // the object that it made has no members either, and becomes one of these hooks.
 void install_device() {
-    static Guard guard;
-    c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(&guard);
+    install_guard();
     c10::SetAllocator(DeviceType::CUDA, device_memory(), 10);
     auto* registry = at::CUDAHooksRegistry();
     if (!registry->Has("CUDAHooks"))

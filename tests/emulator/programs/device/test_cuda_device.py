@@ -457,6 +457,15 @@ def test_backward_runs_in_the_stream_of_forward(session: Session) -> None:
     assert seen == [stream] and torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
+def test_streams_after_fake_tensors_without_a_program() -> None:
+    """`FakeTensorMode` gives a process without a GPU a guard whose streams are all the default one."""
+    with FakeTensorMode():
+        torch.ones(2)
+    with capture("sm_90a"), torch.cuda.stream(torch.cuda.Stream()):
+        current = torch.cuda.current_stream()
+        assert torch.accelerator.current_stream().stream_id == current.cuda_stream != 0
+
+
 def test_classes_of_streams_can_be_derived_from(session: Session) -> None:
     stream = type("Own", (torch.cuda.Stream,), {})()
     assert isinstance(stream, torch.Stream) and isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
