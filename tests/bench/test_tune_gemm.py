@@ -9,7 +9,7 @@ import pytest
 from bench import tune_gemm
 from bench.archive import recorded
 from bench.gemm_cases import GemmCase
-from cute_kernels.plan import make_plan
+from cute_kernels.plan import ARCHS, gemm_sm90, gemm_sm90_fit, make_plan
 from tests.nightly import daily_or_all
 
 CASE = GemmCase("small", 512, 256, 128)
@@ -43,5 +43,6 @@ def test_files_survive_and_others_are_refused(tmp_path: Path, capsys: pytest.Cap
 
 def test_regret_needs_the_chosen_configuration() -> None:
     assert tune_gemm.regret(timings(3.0, 2.0)) == 1.5
-    others = tune_gemm.Timings(CASE, 7.0, timings(3.0, 2.0).ours[:1])
-    assert tune_gemm.regret(others) is None
+    plans = gemm_sm90.search_space(tune_gemm.problem(CASE), ARCHS["sm_90a"], 132)
+    other = next(plan.config for plan in plans if gemm_sm90.tile(plan.config) not in gemm_sm90_fit.CANDIDATES)
+    assert tune_gemm.regret(tune_gemm.Timings(CASE, 7.0, ((2.0, other),))) is None
