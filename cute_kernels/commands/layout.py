@@ -16,8 +16,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "warp costs.",
         epilog="Exit status: 0; 2: arguments that cannot be used.",
     )
-    parser.add_argument("layout", help="e.g. '(8,64):(64,1)' or 'S<3,4,3> o 0 o (8,64):(64,1)'")
-    parser.add_argument("--swizzle", default="", metavar="B,M,S", help="swizzle addresses in bytes")
+    parser.add_argument(
+        "layout", help="e.g. '(8,64):(64,1)'; 'S<3,4,3> o 0 o (8,64):(64,1)' swizzles elements, as a tensor does"
+    )
+    parser.add_argument(
+        "--swizzle", default="", metavar="B,M,S", help="swizzle addresses in bytes, as a pointer with a swizzle does"
+    )
     parser.add_argument("--dtype", default="bf16", help="type of the elements (default: %(default)s)")
     parser.add_argument(
         "--lanes", default="(32,1):(1,0)", metavar="LAYOUT",

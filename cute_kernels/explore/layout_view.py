@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ BYTES = {**ITEMSIZE, "bf16": 2, "f16": 2, "f32": 4, "f8": 1, "i8": 1, "u8": 1, "
 """Bytes of an element by the name of its type."""
 
 _BANKS, _WORD, _WAVEFRONT, _WIDEST, _WARP = 32, 4, 128, 16, 32
+_MOST = 1 << 20
 _COMPOSED = re.compile(r"S<(\d+,\d+,\d+)>\s*o\s*0\s*o\s*(.*)")
 
 
@@ -79,8 +81,10 @@ def show_layout(
 
     Args:
         layout: of CuTe, as its text or an object of CuTe DSL that prints as one: ``(8,64):(64,1)``, or with a swizzle
-            ``S<3,4,3> o 0 o (8,64):(64,1)``. The first mode is rows; further ones are columns, the first fastest.
-        swizzle: ``B,M,S``, of addresses in bytes, as those of pointers to shared memory are.
+            ``S<3,4,3> o 0 o (8,64):(64,1)``, which swizzles elements, as CuTe's does where a tensor has it. The first
+            mode is rows; further ones are columns, the first fastest.
+        swizzle: ``B,M,S``, of addresses in bytes, as those of pointers to shared memory are: for a composed layout of
+            which a pointer gets ``inner``, this and the text of ``outer``.
         dtype: a key of `BYTES`.
         lanes: layout from (lane, value) to the index of a coordinate, rows fastest, as CuTe's thread-value layouts.
             Values of a lane that are neighbours in memory are one access of up to 16 bytes.
@@ -89,14 +93,14 @@ def show_layout(
     Raises:
         ValueError: texts that are none of these, or an index beyond the layout.
     """
-    text = str(layout)
+    text, own = str(layout), ""
     if found := _COMPOSED.fullmatch(text):
-        swizzle, text = found.groups()
+        own, text = found.groups()
     if swizzle and not re.fullmatch(r"\d+,\d+,\d+", swizzle):
         raise ValueError(f"swizzle = {swizzle}: must be three numbers, B,M,S")
     if dtype not in BYTES:
         raise ValueError(f"dtype = {dtype}: must be one of {', '.join(BYTES)}")
-    size, elements, index = BYTES[dtype], offsets(text), offsets(lanes)
+    size, elements, index = BYTES[dtype], swizzled(_places("layout", text), f"S<{own}>"), _places("lanes", lanes)
     elements = elements[None] if elements.ndim == 1 else elements.reshape(len(elements), -1, order="F")
     byte = swizzled(elements * size, f"S<{swizzle}>")
     if index.ndim != 2 or len(index) > _WARP or not 0 <= index.min() <= index.max() < byte.size:
@@ -109,6 +113,17 @@ def show_layout(
     costs = [_cost(accessed[:, first], width * size, load) for first in range(0, accessed.shape[1], width)]
     wavefronts, groups = (sum(each) for each in zip(*costs))
     return Shown(byte, lane.reshape(byte.shape, order="F"), len(costs), wavefronts, wavefronts - groups)
+
+
+def _places(name: str, text: str) -> np.ndarray:
+    """`offsets` of a layout that can be shown."""
+    count = math.prod(map(int, re.findall(r"\d+", text.partition(":")[0])))
+    if count > _MOST:
+        raise ValueError(f"{name} = {text[:80]}: must have at most {_MOST:,} coordinates; it has {count:,}")
+    try:
+        return offsets(text)
+    except OverflowError:
+        raise ValueError(f"{name} = {text[:80]}: must have strides of 64 bits") from None
 
 
 def _neighbours(places: np.ndarray, width: int, nbytes: int | None = None) -> bool:

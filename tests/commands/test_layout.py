@@ -24,6 +24,8 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["(8,64)"], "layout (8,64)"),
+        (["(8,64):(64,99999999999999999999)"], "must have strides of 64 bits"),
+        (["(100000,100000):(1,1)"], "must have at most 1,048,576 coordinates; it has 10,000,000,000"),
         (["(8,?):(64,1)"], "must be numbers"),
         (["(8,64):(64,1)", "--swizzle", "3,4"], "swizzle = 3,4: must be three numbers, B,M,S"),
         (["(8,64):(64,1)", "--dtype", "f3"], "dtype = f3: must be one of "),

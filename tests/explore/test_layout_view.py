@@ -6,7 +6,11 @@ import cutlass
 import cutlass.cute as cute
 import numpy as np
 import pytest
+import torch
+from cutlass.cute.runtime import from_dlpack
 
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.programs import capture
 from cute_kernels.explore import show_layout
 
 FOUND: list = []
@@ -42,8 +46,44 @@ def test_places_are_those_of_cute(shape, stride, swizzle, dtype: str, size: int)
     shown = show_layout(text, swizzle=spelled, dtype=dtype, lanes="(1,1):(0,0)")
     assert shown.byte.ravel(order="F").tolist() == FOUND
     assert (shown.bank == shown.byte // 4 % 32).all()
+    FOUND.clear()
+    evaluate(shape, stride, swizzle)  # in elements
     composed = show_layout(f"S<{spelled}> o 0 o {text}", dtype=dtype, lanes="(1,1):(0,0)")
-    assert (composed.byte == shown.byte).all()
+    assert (composed.byte.ravel(order="F") // size).tolist() == FOUND
+    assert (composed.byte % size == 0).all()
+
+
+@cute.kernel
+def load_columns(x: cute.Tensor, shape: cutlass.Constexpr):
+    """Each lane loads a number of column 0."""
+    memory = cute.arch.alloc_smem(cutlass.Float32, 1024, alignment=1024)
+    layout = cute.make_layout(shape[0], stride=shape[1])
+    tile = cute.make_tensor(memory, cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, layout))
+    lane = cute.arch.thread_idx()[0]
+    for column in cutlass.range_constexpr(32):
+        tile[lane, column] = cutlass.Float32(column)
+    cute.arch.sync_warp()
+    x[lane] = tile[lane, 0]
+
+
+@cute.jit
+def launch(x: cute.Tensor):
+    load_columns(x, ((32, 32), (32, 1))).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+def test_conflicts_are_those_that_the_emulator_counts() -> None:
+    """Of a tensor with a composed layout: 32 stores of columns, and a load of one."""
+    with capture("sm_90a", Options(counters=True)) as session:
+        x = torch.empty(32, device="cuda")
+        launch(from_dlpack(x))
+        assert (x == 0).all()
+    units = session.launches[0].report.units
+    shown = show_layout("S<3,4,3> o 0 o (32,32):(32,1)", dtype="f32", load=False)
+    assert shown.conflicts == 15
+    assert units.total("bank_conflicts", "st.shared") == 32 * shown.conflicts
+    assert units.total("bank_conflicts", "ld.shared") == shown.conflicts
+    in_bytes = show_layout("(32,32):(32,1)", swizzle="3,4,3", dtype="f32")
+    assert in_bytes.conflicts == 3
 
 
 def slowly(byte: np.ndarray, lanes: list[list[tuple[int, int]]], nbytes: int) -> int:

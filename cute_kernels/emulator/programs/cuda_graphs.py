@@ -48,11 +48,15 @@ class Graph:
         """From here on launches are remembered instead of executed."""
         if self._operators is not None:
             raise RuntimeError("this CUDAGraph has been captured: must be a new one, or one after reset()")
+        if self.session.graph is not None:
+            raise RuntimeError("a CUDA graph is being captured in this thread: must end before another one begins")
         self._operators = self.session.device.call("begin_graph")
         self.session.graph = self
 
     def capture_end(self) -> None:
-        """Launches execute again."""
+        """Launches execute again. Raises RuntimeError: this thread does not capture the graph."""
+        if self.session.graph is not self:
+            raise RuntimeError("this thread does not capture this CUDAGraph: capture_begin() comes first")
         self.session.graph = None
         self.session.device.call("end_graph")
 
@@ -74,8 +78,10 @@ class Graph:
         return NO_POOL
 
     def replay(self) -> None:
-        """Executes everything in order, in the current stream."""
+        """Executes everything in order, in the current stream. Raises RuntimeError: nothing has been captured."""
         done, session = 0, self.session
+        if self._operators is None or session.graph is self:
+            raise RuntimeError("this CUDAGraph has not been captured: capture_begin() and capture_end() come first")
         for before, launch in [*self._launches, (self._count(), None)]:
             if before > done:
                 session.device.call("replay_graph", self._operators, done, before)

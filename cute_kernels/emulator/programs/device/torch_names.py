@@ -30,6 +30,7 @@ class Device(Protocol):
     chip: Chip
     streams: Streams
     synchronising: int
+    refuse: Callable[[str], None]
 
     def call(self, name: str, *arguments: object) -> object:
         """Calls an operator of the device."""
@@ -56,6 +57,10 @@ def of_c(device: Device) -> dict[str, object]:
     """Functions of ``torch._C``."""
     call = device.call
 
+    def synchronize() -> None:
+        device.refuse("cuda.synchronize")
+        device.streams.host_waits()
+
     def set_stream(stream_id: int, **_: int) -> None:
         call("exchange_stream", stream_id)
 
@@ -71,7 +76,7 @@ def of_c(device: Device) -> dict[str, object]:
         "_cuda_setDevice": check,
         "_cuda_exchangeDevice": _same,
         "_cuda_maybeExchangeDevice": _same,
-        "_cuda_synchronize": lambda: device.streams.host_waits(),
+        "_cuda_synchronize": synchronize,
         "_cuda_isInBadFork": lambda: False,
         "_cuda_getCurrentStream": lambda index: (call("stream"), 0, _TYPE),
         "_cuda_getCurrentRawStream": lambda index: call("stream"),

@@ -457,6 +457,23 @@ def test_backward_runs_in_the_stream_of_forward(session: Session) -> None:
     assert seen == [stream] and torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
+def test_captures_that_cannot_be(session: Session) -> None:
+    x, outer, inner = torch.zeros(3, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    for call in (outer.replay, outer.capture_end):
+        with pytest.raises(RuntimeError, match="comes? first"):
+            call()
+    with torch.cuda.graph(outer):
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="must end before another one begins"):
+            inner.capture_begin()
+        with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
+            torch.cuda.synchronize()
+        x.add_(10)
+    assert x.tolist() == [0] * 3
+    outer.replay()
+    assert x.tolist() == [11] * 3
+
+
 def test_streams_after_fake_tensors_without_a_program() -> None:
     """`FakeTensorMode` gives a process without a GPU a guard whose streams are all the default one."""
     with FakeTensorMode():
