@@ -117,6 +117,9 @@ struct DeviceMemory final : c10::DeviceAllocator {
         const auto address = reinterpret_cast<uintptr_t>(pointer);
         Allocation made;
         made.address = address, made.nbytes = nbytes, made.serial = ++m.serial;
+        // What is beyond this memory is no longer in what was there before.
+        const auto same = [&](const Allocation& each) { return each.address == address; };
+        m.freed.erase(std::remove_if(m.freed.begin(), m.freed.end(), same), m.freed.end());
         m.live.emplace(address, std::move(made));
         m.used += nbytes;
         m.peak = std::max(m.peak, m.used);

@@ -285,9 +285,9 @@ def test_statistics_of_memory(session: Session) -> None:
 def test_all_statistics_of_memory(session: Session) -> None:
     """Torch's own Python reads every key that it knows."""
     x = torch.ones(1 << 20, device="cuda")
-    mebibytes = torch.cuda.memory_allocated() >> 20
+    kibibytes = torch.cuda.memory_allocated() >> 10  # with what tests before have left
     table = torch.cuda.memory_summary()
-    assert re.search(rf"from large pool +\| +{mebibytes << 10} KiB|Allocated memory +\| +{mebibytes << 10} KiB", table)
+    assert re.search(rf"Allocated memory +\| +({kibibytes} KiB|{kibibytes >> 10} MiB)", table)
     stats = torch.cuda.memory_stats()
     documented = re.findall(r'``"(\w+)\.\{all', torch.cuda.memory_stats.__doc__)
     keys = {f"{'allocation' if name == 'allocated' else name}.small_pool.peak" for name in documented}  # as it means
@@ -455,6 +455,19 @@ def test_backward_runs_in_the_stream_of_forward(session: Session) -> None:
         y = Function.apply(x).sum()
     y.backward()
     assert seen == [stream] and torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_behind_memory_that_was_larger_before(session: Session) -> None:
+    """A place beyond a tensor is not in the freed one that had its address."""
+    kept = [torch.empty(100, device="cuda") for _ in range(40)]
+    addresses = {each.data_ptr() for each in kept}
+    del kept
+    smaller: list[torch.Tensor] = []
+    while not smaller or smaller[-1].data_ptr() not in addresses:  # the memory that was freed first comes first
+        smaller.append(torch.empty(64, device="cuda"))
+    again = smaller[-1].data_ptr()
+    assert session.device.freed(again + 4 * 80) == ""
+    assert all("float32 (100,)" in session.device.freed(each + 4 * 80) for each in addresses - {again})
 
 
 def test_captures_that_cannot_be(session: Session) -> None:
