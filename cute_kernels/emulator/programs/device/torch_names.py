@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from cute_kernels.common.chips import MEMORY_BYTES, Chip
+from cute_kernels.common.chips import DEFAULT_SMEM_BYTES, MEMORY_BYTES, Chip
 from cute_kernels.emulator.programs.device import memory_statistics
 
 if TYPE_CHECKING:
@@ -142,12 +142,12 @@ def _properties(chip: Chip) -> types.SimpleNamespace:
         multi_processor_count=chip.sm_count,
         total_memory=MEMORY_BYTES,
         L2_cache_size=chip.l2_bytes,
-        shared_memory_per_block=48 << 10,
+        shared_memory_per_block=DEFAULT_SMEM_BYTES,
         shared_memory_per_block_optin=chip.smem_bytes,
         shared_memory_per_multiprocessor=chip.sm_smem_bytes,
         warp_size=32,
         max_threads_per_multi_processor=chip.threads,
-        regs_per_multiprocessor=65536,
+        regs_per_multiprocessor=chip.register_file,
         gcnArchName="",
         is_integrated=0,
         is_multi_gpu_board=0,
