@@ -16,12 +16,14 @@ from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
 from cute_kernels.config import ITEMSIZE
 from cute_kernels.explore import plan_facts, sweep_outcomes, sweep_text
 from cute_kernels.explore.sweep_table import Row
+from cute_kernels.plan import b200
 from cute_kernels.plan.config_codec import spell
 
 if TYPE_CHECKING:
     from cute_kernels.plan import Plan
 
-_RATES = {(8, 0): (312e12, 2.04e12), (9, 0): (989e12, 4.8e12), (10, 0): (2250e12, 8e12)}
+_B200_BYTES = 1e6 * b200.MEMORY_BYTES_PER_MICROSECOND
+_RATES = {(8, 0): (312e12, 2.04e12), (9, 0): (989e12, 4.8e12), (10, 0): (2250e12, _B200_BYTES)}
 """Dense operations on 16 bits and bytes of device memory, both in a second, by compute capability: NVIDIA's data sheets
 of A100 80 GB, H200 and B200. Of 8 bits there are twice as many, of TF32 half."""
 
