@@ -1,7 +1,9 @@
 """The chips: how much each has and allows, by the name that ``--arch`` and ``.target`` give it.
 
 Per multiprocessor, CTA and thread: CUDA programming guide, "Technical Specifications per Compute Capability". Of the
-product that stands for a compute capability: number of multiprocessors and L2 cache, as its driver reports them.
+product that stands for a compute capability: number of multiprocessors and L2 cache, as its driver reports them; rates
+by NVIDIA's data sheets of A100 SXM 80 GB, H200 SXM and HGX B200, whose driver says the same of its memory
+(https://github.com/pytorch/ao/pull/4002).
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ class Chip:
         tmem_columns: columns of tensor memory, each 128 lanes of 32 bits; 0 where there is none.
         max_registers: registers that one thread may have.
         register_file: 32-bit registers of one multiprocessor.
+        tensor_rate: dense operations of tensor cores on 16 bits in a second, two for each product that is added; 8 bits
+            have twice as many, TF32 half. 0 where it is not known here.
+        memory_rate: bytes of device memory in a second; 0 where it is not known here.
     """
 
     name: str
@@ -55,6 +60,8 @@ class Chip:
     tmem_columns: int = 0
     max_registers: int = 255
     register_file: int = 65536
+    tensor_rate: float = 0.0
+    memory_rate: float = 0.0
 
     @property
     def device(self) -> str:
@@ -80,13 +87,20 @@ class Chip:
 #: The GPCs of SM90 are those with which cuOccupancyMaxActiveClusters of one H100 agrees, for clusters of 1 to 16 CTAs
 #: with one and two on a multiprocessor. Suffixes of a target: PTX ISA, ".target".
 _HOPPER_GPCS = (18,) * 2 + (16,) * 5 + (8,) + (2,) * 4
+_H200 = Chip(
+    "sm_90", (9, 0), "H200", _HOPPER_GPCS, 228 * _KIB, 50 * _MIB, cluster=16, tensor_rate=989e12, memory_rate=4.8e12
+)
+_B200 = Chip(
+    "sm_100", (10, 0), "B200", (148,), 228 * _KIB, 126 * _MIB, cluster=16, tmem_columns=512, tensor_rate=2250e12,
+    memory_rate=7.7e12,
+)  # fmt: skip
 _KNOWN = (
-    (Chip("sm_80", (8, 0), "A100", (108,), 164 * _KIB, 40 * _MIB), ""),
+    (Chip("sm_80", (8, 0), "A100", (108,), 164 * _KIB, 40 * _MIB, tensor_rate=312e12, memory_rate=2.04e12), ""),
     (Chip("sm_86", (8, 6), "RTX 3090", (82,), 100 * _KIB, 6 * _MIB, 1536, 16), ""),
     (Chip("sm_87", (8, 7), "Jetson AGX Orin", (16,), 164 * _KIB, 4 * _MIB, 1536, 16), ""),
     (Chip("sm_89", (8, 9), "L40S", (142,), 100 * _KIB, 96 * _MIB, 1536, 24), ""),
-    (Chip("sm_90", (9, 0), "H200", _HOPPER_GPCS, 228 * _KIB, 50 * _MIB, cluster=16), "a"),
-    (Chip("sm_100", (10, 0), "B200", (148,), 228 * _KIB, 126 * _MIB, cluster=16, tmem_columns=512), "af"),
+    (_H200, "a"),
+    (_B200, "af"),
     (Chip("sm_103", (10, 3), "B300", (148,), 228 * _KIB, 126 * _MIB, cluster=16, tmem_columns=512), "af"),
     (Chip("sm_110", (11, 0), "Jetson AGX Thor", (20,), 228 * _KIB, 32 * _MIB, 1536, 24, 16, 512), "af"),
     (Chip("sm_120", (12, 0), "RTX 5090", (170,), 100 * _KIB, 96 * _MIB, 1536, 24, 16), "af"),

@@ -16,16 +16,10 @@ from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
 from cute_kernels.config import ITEMSIZE
 from cute_kernels.explore import plan_facts, sweep_outcomes, sweep_text
 from cute_kernels.explore.sweep_table import Row
-from cute_kernels.plan import b200
 from cute_kernels.plan.config_codec import spell
 
 if TYPE_CHECKING:
     from cute_kernels.plan import Plan
-
-_B200_BYTES = 1e6 * b200.MEMORY_BYTES_PER_MICROSECOND
-_RATES = {(8, 0): (312e12, 2.04e12), (9, 0): (989e12, 4.8e12), (10, 0): (2250e12, _B200_BYTES)}
-"""Dense operations on 16 bits and bytes of device memory, both in a second, by compute capability: NVIDIA's data sheets
-of A100 80 GB, H200 and B200. Of 8 bits there are twice as many, of TF32 half."""
 
 _COLOURS = 9  # of the style sheet
 _MOST_SLICES = 20_000
@@ -232,12 +226,12 @@ def _roofline(row: Row, plan: Plan) -> Iterator[str]:
     yield _tag("h3", "Roofline")
     words = f"{operations / 1e9:,.1f} G operations, {nbytes / 1e6:,.1f} MB of operands and output"
     yield _tag("p", f"{words}: {operations / nbytes:,.0f} operations a byte")
-    rates = _RATES.get(CHIPS[plan.arch.name].compute_capability)
-    if rates is None:
+    chip = CHIPS[plan.arch.name]
+    if not chip.tensor_rate:
         yield _tag("p", f"The rates of {plan.arch.name} are not known here.")
         return
-    rate = rates[0] * 2 / ITEMSIZE[plan.problem.in_dtype]
-    known = [("tensor cores", 1e6 * operations / rate, None), ("device memory", 1e6 * nbytes / rates[1], None)]
+    rate = chip.tensor_rate * 2 / ITEMSIZE[plan.problem.in_dtype]
+    known = [("tensor cores", 1e6 * operations / rate, None), ("device memory", 1e6 * nbytes / chip.memory_rate, None)]
     if row.prediction is not None:
         known.append(("modelled", row.prediction.microseconds, row.prediction))
     if row.measured is not None:
@@ -249,8 +243,7 @@ def _roofline(row: Row, plan: Plan) -> Iterator[str]:
         yield _tag("p", text, class_="bar-name")
         yield _bar([("", 0, ends[0], colour), ("range", ends[0], ends[1] - ends[0], 8)][: 1 + bool(span)], most)
     bound = "tensor cores" if known[0][1] > known[1][1] else "device memory"
-    product = CHIPS[plan.arch.name].product
-    yield _tag("p", f"By the data sheet of {product} the problem takes no less time than its {bound}.")
+    yield _tag("p", f"By the data sheet of {chip.product} the problem takes no less time than its {bound}.")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

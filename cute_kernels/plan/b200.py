@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from cute_kernels.common.chips import CHIPS
 from cute_kernels.plan.prediction import Prediction
 
 CLOCKS_PER_MICROSECOND = 1707.5
@@ -25,8 +26,8 @@ MACS_PER_CLOCK = 8192
 """Products of 8-bit numbers on one multiprocessor, from the 4.5 POP/s of the data sheet (HGX B200, dense); of 16-bit
 numbers half as many."""
 
-MEMORY_BYTES_PER_MICROSECOND = 7.7e6
-"""HGX B200 data sheet: 7.7 TB/s."""
+MEMORY_BYTES_PER_MICROSECOND = CHIPS["sm_100a"].memory_rate / 1e6
+"""Bytes of device memory that are moved in a microsecond."""
 
 LAUNCH_MICROSECONDS = 2.0
 """From the launch to the first tile and from the last to the end: about what fits H200 times

@@ -73,7 +73,7 @@ def test_the_page_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "7,252 tiles over 74 clusters of 2 CTAs: 98 waves, the last one of 74" in seen_page.text
     moved = problem.m * 256 + 256 * 256 + problem.m * 256 * 2
     assert f"{2 * problem.m * 256 * 256 / 1e9:,.1f} G operations, {moved / 1e6:,.1f} MB" in seen_page.text
-    assert f"device memory: {moved / 8e12 * 1e6:,.1f} us" in seen_page.text
+    assert f"device memory: {moved / 7.7e12 * 1e6:,.1f} us" in seen_page.text
     assert f"x: 3 stages: {3 * 128 * 128:,} B at 1,024" in seen_page.text
     assert seen_page.found("svg") and len(seen_page.found("rect")) > 100
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)  # nothing from a network

@@ -117,9 +117,12 @@ struct DeviceMemory final : c10::DeviceAllocator {
         const auto address = reinterpret_cast<uintptr_t>(pointer);
         Allocation made;
         made.address = address, made.nbytes = nbytes, made.serial = ++m.serial;
-        // What is beyond this memory is no longer in what was there before.
-        const auto same = [&](const Allocation& each) { return each.address == address; };
-        m.freed.erase(std::remove_if(m.freed.begin(), m.freed.end(), same), m.freed.end());
+        // What is beyond this memory is no longer in what was there before, at this address or, once it was given back
+        // to the system, at another one.
+        const auto gone = [&](const Allocation& each) {
+            return each.address < address - kGuard + size && address - kGuard < each.address + each.nbytes;
+        };
+        m.freed.erase(std::remove_if(m.freed.begin(), m.freed.end(), gone), m.freed.end());
         m.live.emplace(address, std::move(made));
         m.used += nbytes;
         m.peak = std::max(m.peak, m.used);

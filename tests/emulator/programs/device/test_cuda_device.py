@@ -470,6 +470,21 @@ def test_behind_memory_that_was_larger_before(session: Session) -> None:
     assert all("float32 (100,)" in session.device.freed(each + 4 * 80) for each in addresses - {again})
 
 
+def test_around_memory_where_another_was_that_went_back_to_the_system(session: Session) -> None:
+    """A place beside a tensor is in no tensor that was freed, wherever the system puts it."""
+    large = 100 << 20  # bytes: given back when it is freed
+    freed = torch.empty(large, dtype=torch.uint8, device="cuda")
+    begin, end, kept, found = freed.data_ptr(), freed.data_ptr() + large, [], []
+    del freed
+    assert session.device.freed(begin + large // 2).startswith("uint8 (104857600,)")
+    for size in range(1 << 20, 21 << 20, 1 << 20):  # sizes that nobody had: each has a new mapping
+        kept.append(torch.empty(size + 8 * len(kept) + 8, dtype=torch.uint8, device="cuda"))
+        here = kept[-1].data_ptr()
+        if begin <= here - 4096 and here + kept[-1].nbytes + 8192 <= end:
+            found.append((here - 4096, here + kept[-1].nbytes + 8192))
+    assert found and [session.device.freed(address) for pair in found for address in pair] == [""] * 2 * len(found)
+
+
 def test_captures_that_cannot_be(session: Session) -> None:
     x, outer, inner = torch.zeros(3, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     for call in (outer.replay, outer.capture_end):
