@@ -53,9 +53,6 @@ FACTOR_WEIGHT = 3e-4
 CONSTANT_WEIGHT = 1e-4
 """What the logarithm of a factor, or of a constant over that of `START`, costs when it is squared."""
 
-MEMORY_BYTES_PER_CLOCK = 2800
-"""4.8 TB/s of an H200 at 1.7 GHz."""
-
 FOLDS = 5
 
 
@@ -129,7 +126,7 @@ class Data:
         row_bytes = [plan.problem.k * plan.in_bytes for plan in plans]
         self.inside_line = tensor(each % sm90.LINE_BYTES > 0 for each in row_bytes)
         self.inside_sector = tensor(each % sm90.SECTOR_BYTES > 0 for each in row_bytes)
-        self.memory = tensor(map(self._memory_clocks, plans))
+        self.memory = tensor(map(sm90.memory_clocks, plans))
         self.slower: dict[str, torch.Tensor] = {}
         for mode in MODES:
             times = [shapes[owner].times[mode] for owner in owners]
@@ -145,11 +142,6 @@ class Data:
         of_lines, of_sectors = constants["rates"][7:9]
         stretch = 1 + of_lines * self.inside_line + of_sectors * self.inside_sector
         return (sm90.clocks(of_plans, self.blocks, self.waves, self.fill, stretch) ** 4 + self.memory**4) ** 0.25
-
-    @staticmethod
-    def _memory_clocks(plan: Any) -> float:
-        p = plan.problem
-        return ((p.m + p.n) * p.k * plan.in_bytes + p.m * p.n * plan.out_bytes) / MEMORY_BYTES_PER_CLOCK
 
     def loss(self, modelled: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
         """Of the logarithms of modelled times: errors, and the time that is lost where they choose."""

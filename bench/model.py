@@ -16,16 +16,16 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import pearsonr, spearmanr
 
-from bench import archive, model_images, tune
+from bench import archive, choices, choices_fit, model_images, tune
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
-from cute_kernels.plan import b200, make_plan, patch_embed_sm90, predict
+from cute_kernels.plan import b200, gemm_sm90, make_plan, patch_embed_sm90, predict
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 
@@ -198,6 +198,52 @@ def check_models(images: Sequence[int]) -> list[tuple[str, int, float, float]]:
     return rows
 
 
+# --- gemm on an H200 -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TimedGemm:
+    """A sustained launch of a drawn shape: by what its modelled clocks are divided, microseconds, the model's."""
+
+    scale: float
+    time: float
+    predicted: float
+
+
+def check_gemm() -> tuple[list[list[TimedGemm]], list[list[TimedGemm]]]:
+    """Launches by shape: of those that a fit has seen, and of those that none has."""
+    seen: list[list[TimedGemm]] = []
+    unseen: list[list[TimedGemm]] = []
+    for name in ("choices*.csv", "older.csv", "after-wide*.csv", "after-narrow*.csv"):
+        for path in archive.expand(archive.recorded(f"2026-11-29-h200/{name}")):
+            for shape in choices.read([path]):
+                kept = name.startswith("after") or (name != "older.csv" and choices.held_out(shape.problem))
+                (unseen if kept else seen).append(list(_timed_gemm(shape)))
+    return seen, unseen
+
+
+def _timed_gemm(shape: choices_fit.Timed) -> Iterator[TimedGemm]:
+    for config, time in shape.times["sustained"].items():
+        predicted = predict(make_plan(shape.problem, config, "sm_90a")).microseconds
+        yield TimedGemm(predicted * gemm_sm90.CLOCKS_PER_MICROSECOND / time, time, predicted)
+
+
+def gemm_text(unseen: Sequence[Sequence[TimedGemm]]) -> str:
+    """Errors of the model of `gemm`, of shapes that were left out of the fit."""
+    launches = [each for shape in unseen for each in shape]
+    errors = np.array([abs(each.predicted / each.time - 1) for each in launches])
+    long = np.array([each.predicted >= gemm_sm90.LONG for each in launches])
+    short, others = (np.quantile(errors[which], 0.9) for which in (~long, long))
+    shapes = [[(each.time, each.predicted) for each in shape] for shape in unseen]
+    ranks = [spearmanr(*zip(*shape, strict=True))[0] for shape in shapes if len(shape) > 5]
+    return (
+        f"{len(launches):,} sustained launches of {len(unseen)} shapes that no fit has seen: error "
+        f"{np.median(errors):.0%} in the median, {errors.max():.0%} at the most; at the 90th percentile "
+        f"{short:.0%} below {gemm_sm90.LONG} us and {others:.0%} from there on; correlation of ranks within a shape "
+        f"{np.median(ranks):.2f} in the median"
+    )
+
+
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -296,7 +342,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(h200_text(check_h200(measured, list(measured))), end="\n\n")
     print(models_table(check_models((512, 4736))), end="\n\n")
     print(small_batches(), designs_table(), plain_product(), sep="\n\n", end="\n\n")
-    print(model_images.images_table(model_images.check_images()))
+    print(model_images.images_table(model_images.check_images()), end="\n\n")
+    print(gemm_text(check_gemm()[1]))
     return 0
 
 

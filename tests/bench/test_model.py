@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import model, model_images
+from bench import archive, model, model_images
 from cute_kernels.config import (
+    GemmProblem,
     PatchEmbedImagesProblem,
+    Sm90GemmConfig,
     Sm90ImagesConfig,
 )
-from cute_kernels.plan import b200, make_plan, predict
+from cute_kernels.plan import b200, gemm_sm90, make_plan, predict
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +108,39 @@ def test_sizes_that_are_in_no_fit():
     assert len(rows) >= 20 and 4736 not in {images for *_, images in model.recorded()}
     errors = [predicted / time - 1 for _, _, time, predicted in rows]
     assert max(map(abs, errors)) < 0.08
+
+
+def test_times_of_gemm_are_those_of_shapes_that_no_fit_has_seen():
+    """Against what was timed: the clock rate is that of the fit's shapes; range, caveat and page are of the others."""
+    seen, unseen = model.check_gemm()
+    rate = statistics.median(each.scale for shape in seen for each in shape)
+    assert round(rate) == gemm_sm90.CLOCKS_PER_MICROSECOND
+    for long, error in enumerate(gemm_sm90.ERRORS):
+        launches = [each for shape in unseen for each in shape if (each.predicted >= gemm_sm90.LONG) == long]
+        within = sum(abs(each.predicted / each.time - 1) <= error for each in launches)
+        assert len(launches) > 2000 and 0.88 <= within / len(launches) <= 0.92
+    text, page = model.gemm_text(unseen), Path("docs/model.md").read_text()
+    assert text in page.replace("\n", " ")
+    assert all(part in text for part in ("10% in the median, 94% at the most", "0.91 in the median"))
+    assert "error 10% in the median and 94% at the most" in gemm_sm90.CAVEAT and "0.91" in gemm_sm90.CAVEAT
+
+
+def test_times_of_gemm_hold_for_an_h100():
+    """Another card than the fit's, on which layers were tuned earlier."""
+    recorded = json.loads(archive.read_text(archive.recorded("2026-11-26-h100/gemm-layers-tune.json")))
+    errors = []
+    for entry in recorded["cases"]:
+        for time, *values in entry["timings"]:
+            config = Sm90GemmConfig(**dict(zip(recorded["fields"], values, strict=True)))
+            plan = make_plan(GemmProblem(*entry["case"][1:]), config, "sm_90a")
+            errors.append(abs(predict(plan).microseconds / time - 1))
+    assert len(errors) > 1000 and np.quantile(errors, 0.9) < gemm_sm90.ERRORS[0]
+
+
+def test_several_products_have_no_modelled_time():
+    """No recorded run has any."""
+    assert predict(make_plan(GemmProblem(512, 512, 512), arch="sm_90a")) is not None
+    assert predict(make_plan(GemmProblem(512, 512, 512, batches=2), arch="sm_90a")) is None
 
 
 def test_images_that_are_in_no_fit():
