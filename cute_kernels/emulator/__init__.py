@@ -5,8 +5,6 @@
 Needs the extra ``emulator``; without it, importing this package raises `cute_kernels.common.extras.MissingExtra`.
 """
 
-from __future__ import annotations
-
 from cute_kernels.common import extras
 
 extras.require("emulator", "the emulator")  # before the modules below import it

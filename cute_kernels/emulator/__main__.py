@@ -1,7 +1,5 @@
 """``python -m cute_kernels.emulator`` prints instructions and kinds of reports, a page of the site (`make docs`)."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """A kernel launch as host code made it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from cute_kernels.dsl.allocations import Allocations

@@ -4,8 +4,6 @@ A unit raises with what it knows (addresses, bytes, phases); the engine that exe
 ``error.at(instruction, warp)``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

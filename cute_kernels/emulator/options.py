@@ -1,7 +1,5 @@
 """How a launch is executed: schedule, detectors, limits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

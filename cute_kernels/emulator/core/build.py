@@ -6,8 +6,6 @@ It ends with its SHA-256, and is loaded where it is whole and nobody has written
 Needs nothing but the standard library: packages are built where nothing else is installed.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

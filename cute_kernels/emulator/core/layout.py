@@ -4,8 +4,6 @@ The headers are the only place where they are declared. What is made of them her
 when the core is built (`assertions`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from pathlib import Path

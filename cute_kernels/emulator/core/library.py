@@ -1,7 +1,5 @@
 """The compiled core, loaded for the instruction set of this processor."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

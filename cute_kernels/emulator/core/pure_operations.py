@@ -4,8 +4,6 @@
 operands that are known when a kernel is lowered, and for arrays.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import re

@@ -1,7 +1,5 @@
 """The units' work as the core counts it, by instruction, named as docs/emulator/counters.md has it."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 

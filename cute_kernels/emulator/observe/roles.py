@@ -1,7 +1,5 @@
 """Names of warp roles of any kernel: those that a user gives, else what the warps have been seen to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 _MOST_WARPS = 32  # of a CTA

@@ -12,8 +12,6 @@ what goes by events of warps, each with a column of its own: who knows an event 
 All of these have the scope of the GPU or the system: others do not reach another cluster.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from cute_kernels.emulator.races.happens_before import Agent

@@ -6,8 +6,6 @@ decides; and where nothing may have to wait for room. What stands against it is 
 in the tables below stands against it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

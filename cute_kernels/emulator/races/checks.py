@@ -3,8 +3,6 @@
 `races.tracker` and `races.points` have the accesses and the synchronisation that are checked with it.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ the first one without such an end in between may be the one. Nothing is noted wh
 searched when a race is reported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

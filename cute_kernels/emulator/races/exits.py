@@ -13,8 +13,6 @@ not ordered by that alone. NVIDIA's kernels rely on such an order (the producer'
 the last stage only); otherwise the later signal counts as proof.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -21,8 +21,6 @@ PTX has more than one kind of order, so a warp keeps one row of clocks per kind 
   own kernels do, unless the agent is `Agent.strict`.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Memory-ordering qualifiers of PTX, and how loads and stores are reported to the race detector."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Asynchronous operations as the race detector sees them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Phases of mbarriers and named barriers that order does not keep apart, in words: what the core finds at a barrier."""
 
-from __future__ import annotations
-
 import ctypes
 
 from cute_kernels.emulator.core.layout import CONSTANTS

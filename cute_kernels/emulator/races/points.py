@@ -1,7 +1,5 @@
 """Synchronisation, for the race detector: mbarriers and other barriers, strong operations on memory pass order on."""
 
-from __future__ import annotations
-
 import ctypes
 
 from cute_kernels.emulator.core.layout import CONSTANTS

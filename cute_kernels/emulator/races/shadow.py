@@ -6,8 +6,6 @@ A place remembers the identity of an access, an int32: the number of its epoch i
 each other.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 

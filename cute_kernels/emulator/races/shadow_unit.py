@@ -3,8 +3,6 @@
 What it finds late is put into words by who asked: `races.checks` and `races.tensor_memory`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import struct

@@ -1,7 +1,5 @@
 """Order that barriers pass on: kinds of order, columns of clocks, and synchronisation points (see `happens_before`)."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Protocol

@@ -5,8 +5,6 @@ cp, shift) are pipelined: they take effect in order. Everything else has to be w
 tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed on to other threads.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

@@ -22,8 +22,6 @@ stores) do not race with each other, but for strong stores of two lanes of one w
 between; a store that follows a load by another lane of the same warp is not checked.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 

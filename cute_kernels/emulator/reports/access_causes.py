@@ -1,7 +1,5 @@
 """Causes of accesses that come too early: rows of the table of `causes`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

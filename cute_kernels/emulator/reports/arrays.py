@@ -1,7 +1,5 @@
 """Names of arrays in shared memory, and tensors in them: variables of the program, else symbols of the PTX."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

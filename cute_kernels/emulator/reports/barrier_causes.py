@@ -1,7 +1,5 @@
 """Causes of hangs, and of arrivals, bytes and phases that do not fit: rows of the table of `causes`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

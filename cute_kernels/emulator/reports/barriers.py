@@ -2,8 +2,6 @@
 pipeline of CuTe DSL is assigned to.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable
 

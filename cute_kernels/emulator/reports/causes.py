@@ -4,8 +4,6 @@ Rows that are taken for each other stand together, each with a fact that the oth
 facts are not known no row holds, and the kind's own help stands.
 """
 
-from __future__ import annotations
-
 from cute_kernels.emulator.reports.access_causes import ACCESSES
 from cute_kernels.emulator.reports.barrier_causes import BARRIERS
 from cute_kernels.emulator.reports.evidence import Cause, Evidence

@@ -1,7 +1,5 @@
 """From an error of the emulator to a report."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Reports as JSON for programs: the file of ``--report``, which `schema.json` describes."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """Hangs: equal warps together, and how they hold each other up."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@ operations with their article, ``operation`` is the later one without, ``reads``
 or "writes", "read" or "wrote"), ``space`` is the memory, ``barrier`` the name of an mbarrier.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

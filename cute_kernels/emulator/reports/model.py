@@ -1,7 +1,5 @@
 """A fault as data, for all ways to write it down."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.facts import WarpName

@@ -1,7 +1,5 @@
 """Names of instructions in sentences."""
 
-from __future__ import annotations
-
 from cute_kernels.emulator.isa.ptx.program import Instruction
 
 _PLAIN = {

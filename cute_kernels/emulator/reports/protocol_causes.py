@@ -5,8 +5,6 @@ and changes with it; who signals a ring and who waits for it do so equally often
 waited for those who use it. What breaks one of these is at fault, whatever came of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

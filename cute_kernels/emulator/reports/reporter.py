@@ -1,7 +1,5 @@
 """Reports of a command on the faults that it finds: printed, kept, and written to files in the end."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

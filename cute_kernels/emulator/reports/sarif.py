@@ -1,7 +1,5 @@
 """Reports as SARIF 2.1.0 (OASIS standard), which code hosts and editors show at the source line."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Sequence

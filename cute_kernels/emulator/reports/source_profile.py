@@ -4,8 +4,6 @@ Columns are sums of the metrics of docs/emulator/counters.md; `COLUMNS` says whi
 one line, or to none, so that the lines of a kernel add up to its counts.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

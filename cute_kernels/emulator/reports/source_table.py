@@ -1,7 +1,5 @@
 """Counts by source line beside the source, in the manner of ``perf annotate``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Lines of the program that PTX was made of, by its ``.loc`` directives."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import linecache

@@ -1,7 +1,5 @@
 """Reports for terminals, in the manner of rustc: kind, one sentence, both source lines, help, the command to replay."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterator

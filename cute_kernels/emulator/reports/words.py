@@ -1,7 +1,5 @@
 """Small pieces of text that reports share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cute_kernels.emulator.facts import WarpName, ranges

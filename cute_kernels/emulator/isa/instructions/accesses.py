@@ -1,7 +1,5 @@
 """Generic addresses, reads of memory by one thread, and what is told to the race detector, where Python executes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cute_kernels.emulator.machine.units.sm import Warp

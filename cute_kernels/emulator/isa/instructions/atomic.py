@@ -1,7 +1,5 @@
 """Atomics: atom, red; their asynchronous forms on the shared memory of a cluster, st.async and red.async; st.bulk."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

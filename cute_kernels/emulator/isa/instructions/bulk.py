@@ -1,7 +1,5 @@
 """Bulk asynchronous copies: TMA tensor loads and stores, bulk groups."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

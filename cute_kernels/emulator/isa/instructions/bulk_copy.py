@@ -1,7 +1,5 @@
 """Bulk copies and reductions of byte ranges, and reductions through tensor maps."""
 
-from __future__ import annotations
-
 from cute_kernels.emulator.isa.instructions.bulk import (
     bulk_operation,
     mode_of,

@@ -1,7 +1,5 @@
 """Calls of functions outside of the module: vprintf, which prints, and __assertfail, which stops the kernel."""
 
-from __future__ import annotations
-
 import re
 import struct
 import sys

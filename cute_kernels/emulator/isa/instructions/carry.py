@@ -5,8 +5,6 @@ is a predicate register here, which `decode_body` adds to the operands when the 
 analysis knows of it like of any other register.
 """
 
-from __future__ import annotations
-
 from cute_kernels.emulator.isa.instructions.integers import binary
 from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder

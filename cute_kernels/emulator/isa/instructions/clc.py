@@ -5,8 +5,6 @@ The encoding of the answer is opaque in PTX; here bit 0 says whether a cluster w
 the %ctaid of its first CTA.
 """
 
-from __future__ import annotations
-
 import functools
 import struct
 

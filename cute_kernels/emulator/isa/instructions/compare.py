@@ -1,7 +1,5 @@
 """Comparison (setp, set) and selection (selp)."""
 
-from __future__ import annotations
-
 from cute_kernels.emulator.isa.instructions.integers import binary, storage
 from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Pair
 from cute_kernels.emulator.machine.graph.block import BlockBuilder

@@ -1,7 +1,5 @@
 """cvt between integer and floating-point types; those of less than eight bits are in `instructions.convert_narrow`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

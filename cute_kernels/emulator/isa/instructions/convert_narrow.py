@@ -4,8 +4,6 @@ Two e2m1 are one byte; of e2m3, e3m2 and ue8m0 each lies in a byte of its own. W
 functions that NVIDIA's cuda_fp8.hpp (CUDA 13.0) has for hosts: scales ignore the sign.
 """
 
-from __future__ import annotations
-
 from cute_kernels.emulator.isa.instructions.floats import float_to_float
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder

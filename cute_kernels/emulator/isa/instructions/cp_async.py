@@ -1,7 +1,5 @@
 """Non-bulk asynchronous copies: cp.async, its groups, and arrivals on mbarriers when they are complete."""
 
-from __future__ import annotations
-
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.memory import address_value
 from cute_kernels.emulator.isa.ptx.families import as_integer

@@ -1,7 +1,5 @@
 """Instructions that are made of operations which others have: set, slct, cnot, testp, mul24, mad24, szext, isspacep."""
 
-from __future__ import annotations
-
 from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary, multiply, shift_by
 from cute_kernels.emulator.isa.instructions.video import Numbers

@@ -6,8 +6,6 @@ and rounded: the hardware's tables are not documented. An H200 differed from the
 ex2, lg2 and rsqrt, and in more of tanh, sin and cos, whose error on silicon is bounded absolutely only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """Integer arithmetic, logic, shifts and bit fields."""
 
-from __future__ import annotations
-
 import functools
 
 from cute_kernels.emulator.isa.ptx.families import as_integer

@@ -6,8 +6,6 @@ bytes in memory. Of elements of four or six bits, which become bytes with zeros 
 well, and 8x16 (.m8n16), not transposed, which one register holds. ``core/memory.c`` says which elements a lane holds.
 """
 
-from __future__ import annotations
-
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.memory import Access, address_value
 from cute_kernels.emulator.isa.ptx.families import always_varies

@@ -1,7 +1,5 @@
 """Member masks: which lanes of a warp execute bar.warp.sync, shfl, vote, match, redux or elect together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loads, stores, prefetches and fences."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Warp-level matrix multiplication: mma.sync, and mma.sp with a sparse A."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """mma.sync and mma.sp with a kind: elements of four, six and eight bits, and scales of blocks of K (sm_120)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Moves and addresses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from cute_kernels.emulator.isa.instructions.integers import binary, shift_by

@@ -5,8 +5,6 @@ what all have is what this one has, and a store or reduction to all is one to th
 for one of such an object; whether a program has made one is not looked at.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from cute_kernels.emulator.isa.instructions.atomic import lower_atomic, update_operands

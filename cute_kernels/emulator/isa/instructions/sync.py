@@ -4,8 +4,6 @@ A blocking function returns None after setting ``warp.wait``; the warp then exec
 the scheduler resumes it. What it has already done (its arrival) is remembered in ``warp.token``.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

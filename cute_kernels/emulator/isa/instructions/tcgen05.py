@@ -1,7 +1,5 @@
 """Fifth-generation tensor core: allocation, loads and stores of tensor memory, MMA, commit, fences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tensor maps that kernels make or change: tensormap.replace, tensormap.cp_fenceproxy, fence.proxy.tensormap."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess

@@ -1,7 +1,5 @@
 """Exchange between the lanes of a warp: elect, shfl, vote, activemask, match, redux."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

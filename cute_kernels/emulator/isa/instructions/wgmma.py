@@ -4,8 +4,6 @@ The accumulators of a wgmma are filled in when it completes. `cute_kernels.emula
 before the kernel runs that nothing looks at them in between.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """PTX text to typed instructions: the declarations of a module; bodies of kernels are read by `decode_body`."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

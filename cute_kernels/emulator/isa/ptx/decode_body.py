@@ -6,8 +6,6 @@ defined. The second pass resolves names: a register or label of an inner scope g
 later stages see one flat name space.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

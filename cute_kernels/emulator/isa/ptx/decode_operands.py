@@ -1,7 +1,5 @@
 """Operands of an instruction, read and resolved: registers, literals, addresses, lists."""
 
-from __future__ import annotations
-
 import re
 import struct
 

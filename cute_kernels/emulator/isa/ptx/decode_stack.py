@@ -5,8 +5,6 @@ it. The stack is a variable in local memory, whose end the loads and stores chec
 is `NOWHERE`: the program may ask for it, and must not access it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from cute_kernels.emulator.errors import UnsupportedPTX

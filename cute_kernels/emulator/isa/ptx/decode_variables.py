@@ -1,7 +1,5 @@
 """Declarations of variables."""
 
-from __future__ import annotations
-
 from cute_kernels.common.chips import MOST_SMEM_BYTES
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.lexer import Reader

@@ -4,8 +4,6 @@ Which operands an instruction has, which of them are destinations, whether the r
 warp, and whether it can block. `graph.families` has the functions that lower them, and registers both.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ integers, all others as arrays of 32 lanes. A branch on a non-uniform predicate 
 its immediate post-dominator, and the blocks in between (its *region*) run under a lane mask.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """PTX text to tokens."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -19,8 +19,6 @@ Which registers go with a type: PTX ISA, "Operand Type Information", and what pt
 (tests/emulator/isa/ptx/test_operands.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

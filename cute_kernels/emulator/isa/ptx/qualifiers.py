@@ -11,8 +11,6 @@ An opcode is legal if a form takes all of its parts and every rule holds. Types 
 the form; all others in any order, as ptxas 13.0 has it (tests/emulator/isa/ptx/test_qualifiers.py).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Lines of the program that PTX was made of, by its ``.loc`` directives, for whole texts at once."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

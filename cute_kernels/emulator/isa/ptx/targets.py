@@ -1,7 +1,5 @@
 """Which architectures have an instruction (PTX ISA, "Target ISA Notes", and what ptxas 13.0 does)."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 """Waits and other answers in a kernel's flow graph: which looks at an mbarrier are waits, which answers decide nothing,
 and behind which waits the lanes of a warp may part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from cute_kernels.emulator.isa.ptx.families import read, written

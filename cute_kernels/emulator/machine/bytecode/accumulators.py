@@ -5,8 +5,6 @@ its register became an accumulator is put aside first. Where a kernel touches ac
 ``core/registers_in_flight.c`` copies, reads and overwrites what may still have to be filled in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

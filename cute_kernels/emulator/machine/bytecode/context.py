@@ -1,7 +1,5 @@
 """A kernel as lowering functions ask for it: addresses of its symbols, special registers, how registers vary."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Sequence

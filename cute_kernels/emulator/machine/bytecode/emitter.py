@@ -4,8 +4,6 @@ The nodes are emitted in program order. What the core does not know becomes a *s
 the node names, with operands and results in the rows of the exchange area (`memory_tables`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from cute_kernels.emulator.core.layout import CONSTANTS

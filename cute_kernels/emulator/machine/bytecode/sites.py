@@ -1,7 +1,5 @@
 """Places in bytecode that call Python: which function, with which operands of the exchange area."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

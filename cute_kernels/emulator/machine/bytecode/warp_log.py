@@ -3,8 +3,6 @@
 The core works the log off (``core/log.c``); what it finds late is worded as of the entry.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 from cute_kernels.emulator.core.layout import STRUCTURES

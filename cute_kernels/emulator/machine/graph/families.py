@@ -3,8 +3,6 @@
 A new family (another file ``instructions/<family>.py``) registers itself here when `instructions` imports it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from cute_kernels.emulator.isa.ptx import families

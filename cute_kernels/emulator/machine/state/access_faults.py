@@ -1,7 +1,5 @@
 """Words for what is wrong with an access of lanes to memory, which the core finds (``core/memory.c``)."""
 
-from __future__ import annotations
-
 import ctypes
 
 from cute_kernels.emulator.core.layout import CONSTANTS

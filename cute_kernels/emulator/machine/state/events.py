@@ -5,8 +5,6 @@ and before anything happens in Python. So an event is told later than it happene
 between. Nothing is noted where nobody observes.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Hashable, Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Generic addresses: where the windows of shared memory, local memory and kernel parameters begin."""
 
-from __future__ import annotations
-
 from cute_kernels.emulator.core.layout import CONSTANTS
 
 #: Generic addresses: shared memory, local memory and kernel parameters appear as windows above every host address.

@@ -3,8 +3,6 @@
 The core finds it (``core/together.c``), or a Python function of an instruction.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Masks of the lanes of a warp, bit i for lane i, and bool arrays of its 32 lanes: one from the other."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

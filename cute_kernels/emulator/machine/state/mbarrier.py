@@ -4,8 +4,6 @@ This initialises them, and puts into words what goes wrong. The phase is kept as
 that aliases two phases can be told apart in reports.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

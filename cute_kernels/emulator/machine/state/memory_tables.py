@@ -3,8 +3,6 @@
 A launch has one exchange area of 256-byte rows, through which calls of Python get operands and results.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The registers that the warps of a CTA have, and what `setmaxnreg` moves between them."""
 
-from __future__ import annotations
-
 from cute_kernels.emulator.facts import ranges
 
 _FILE = 65536  # registers of an SM, a quarter of them in each of its partitions, among which warps are dealt in turn

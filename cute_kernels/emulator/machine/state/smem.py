@@ -5,8 +5,6 @@ contained in the shared::cluster window). Offsets 0..1023 of each CTA belong to 
 dynamic shared memory of a kernel starts at 1024.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

@@ -5,8 +5,6 @@ well. Here it always does: so columns are there in both CTAs when the first of t
 takes part hangs. Nothing else is ordered by it: the ISA does not say that these instructions synchronise memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from cute_kernels.emulator.errors import IllegalAccess

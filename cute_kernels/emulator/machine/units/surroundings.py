@@ -1,7 +1,5 @@
 """A cluster as its units know it, which are made with it or for it."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from cute_kernels.emulator.machine.state.async_engine import AsyncEngine

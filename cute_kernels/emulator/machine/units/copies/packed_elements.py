@@ -12,8 +12,6 @@ type           CUtensorMapDataType    load: 16 elements in shared memory        
 An mbarrier counts the bytes without the padding: the PTX ISA does not say, CUTLASS's kernels announce so many.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 GROUP = 16  # elements

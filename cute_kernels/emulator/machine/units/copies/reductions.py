@@ -4,8 +4,6 @@ Additions round to nearest even. As the PTX ISA says of atom.add.f32 and red.add
 flushed to zero in global memory and kept in shared memory; f16 and bf16 (.noftz) and f64 keep them everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import ml_dtypes

@@ -6,8 +6,6 @@ map. The encoding and what is legal were taken from the CUDA driver's own encode
 CuTe DSL's host code writes.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import struct

@@ -24,8 +24,6 @@ Sources:
     [SASS] what ptxas 13.0 makes of the PTX instruction.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ rounding to the accumulator's type. Integers are exact and wrap, or saturate wit
 (``core/warp_mma.c``) all but f64 and elements below a byte; the metadata of mma.sp is in `matrix.structured_sparsity`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Sequence

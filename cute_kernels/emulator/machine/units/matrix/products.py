@@ -6,8 +6,6 @@ are exact, and wrap at 32 bits or saturate. NaN results are 0x7FFFFFFF (FP16: 0x
 operands lose their 13 low bits.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Instruction descriptors of tcgen05.mma with block scaling (PTX ISA, "Block Scaling")."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 memory (PTX ISA, "Block Scaling").
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess

@@ -7,8 +7,6 @@ four.
 order of the words as CUTLASS's ``reorder_meta`` has it for these instructions.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess

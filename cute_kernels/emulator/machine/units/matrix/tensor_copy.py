@@ -1,7 +1,5 @@
 """tcgen05.cp and tcgen05.shift: what fills and moves tensor memory in the pipe of the tensor core."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX

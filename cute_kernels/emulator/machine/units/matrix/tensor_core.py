@@ -5,8 +5,6 @@ They are in ``core/tensor_mma.c``, ``commits.c`` and ``tensor_access.c``.
 How one instruction adds is in `matrix.arithmetic`: as published models of a B200 have it, or exactly with one rounding.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 

@@ -1,7 +1,5 @@
 """tcgen05.mma in words: what the core asks of one that it executes (``core/tensor_mma.c``)."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np
