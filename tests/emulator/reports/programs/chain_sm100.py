@@ -15,6 +15,20 @@ MMA_WARP, LOAD_WARP, THREADS = 4, 5, 192  # warps 0 to 3 apply relu and store
 COLUMNS = 128
 
 
+@cute.jit
+def initialise(q_full, o_full, full, empty, s_full, p_full, p_empty):
+    cute.arch.mbarrier_init(q_full, 1)
+    cute.arch.mbarrier_init(o_full, 1)
+    for s in cutlass.range_constexpr(RING):
+        cute.arch.mbarrier_init(full + s, 1)
+        cute.arch.mbarrier_init(empty + s, CTAS)
+    for t in cutlass.range_constexpr(TURNS):
+        cute.arch.mbarrier_init(s_full + t, 1)
+        cute.arch.mbarrier_init(p_full + t, 128)
+        cute.arch.mbarrier_init(p_empty + t, 1)
+    cute.arch.mbarrier_init_fence()
+
+
 @cute.kernel
 def attend(mma: cute.TiledMma, load_q: cute.CopyAtom, q: cute.Tensor, load_k: cute.CopyAtom, k: cute.Tensor,
            load_v: cute.CopyAtom, v: cute.Tensor, o: cute.Tensor):
@@ -44,16 +58,7 @@ def attend(mma: cute.TiledMma, load_q: cute.CopyAtom, q: cute.Tensor, load_k: cu
     )
     sp_rows = cute.make_tensor(cute.recast_ptr(p_memory, rows.inner, dtype=BFloat16), rows.outer)
     if thread == 0:
-        cute.arch.mbarrier_init(q_full, 1)
-        cute.arch.mbarrier_init(o_full, 1)
-        for s in cutlass.range_constexpr(RING):
-            cute.arch.mbarrier_init(full + s, 1)
-            cute.arch.mbarrier_init(empty + s, CTAS)
-        for t in cutlass.range_constexpr(TURNS):
-            cute.arch.mbarrier_init(s_full + t, 1)
-            cute.arch.mbarrier_init(p_full + t, 128)
-            cute.arch.mbarrier_init(p_empty + t, 1)
-        cute.arch.mbarrier_init_fence()
+        initialise(q_full, o_full, full, empty, s_full, p_full, p_empty)
     if warp == MMA_WARP:
         cute.arch.alloc_tmem(COLUMNS, holder)
         cute.arch.relinquish_tmem_alloc_permit()
