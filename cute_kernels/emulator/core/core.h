@@ -30,6 +30,7 @@ EXPORT int32_t bulk_copy(Tables *t, const BulkCopy *copy);
 
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
+EXPORT void scaled_product(const ScaledProduct *product);
 // mma.sync of a whole warp, with registers at offsets of `state`: those of A, B, C and D. 0: nothing is done, how it adds
 // is not known.
 EXPORT int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers);

@@ -146,9 +146,9 @@ static void multiply_small(const Product *p) {
 
 // --- all other elements ----------------------------------------------------------------------------------------------
 
-// The exact sum of terms, rounded to odd. Parts do not overlap, the last is the largest (Shewchuk, "Adaptive Precision
-// Floating-Point Arithmetic and Fast Robust Geometric Predicates", 1997, Grow-Expansion).
-static double exact_sum(const double *terms, int count) {
+// Parts do not overlap, the last is the largest (Shewchuk, "Adaptive Precision Floating-Point Arithmetic and Fast Robust
+// Geometric Predicates", 1997, Grow-Expansion).
+double exact_sum(const double *terms, int count) {
   double parts[MOST_K + 2];
   int used = 0;
   for (int i = 0; i < count; i++) {

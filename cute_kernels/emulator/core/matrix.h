@@ -51,6 +51,9 @@ static inline int lowest_exponent(int64_t type) {
 // Digits behind the point.
 static inline int digits_of(int64_t type) { return type == E4M3 ? 3 : type == E5M2 ? 2 : type == BF16 ? 7 : 10; }
 
+// The exact sum of up to MOST_K + 1 terms, rounded to odd.
+double exact_sum(const double *terms, int count);
+
 // Executes an MMA of floats whose sums are those of `fraction` and its neighbours.
 void multiply_aligned(const Mma *mma);
 // Likewise, of the FP8 of one mma.sync that is `split`.

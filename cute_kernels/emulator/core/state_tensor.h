@@ -22,6 +22,23 @@ typedef struct MmaKind {
   MmaSums sums[D_TYPES];
 } MmaKind;
 
+// Rows of an operand of a product that scaled_sums.c computes: `values` and `exponents` (encoded ones; of zeros one below
+// all others) [rows][k], scales and exponents of the `blocks` of each row.
+typedef struct ScaledOperand {
+  const double *values;
+  const int32_t *exponents;
+  const double *scales;
+  const int32_t *scale_exponents;
+} ScaledOperand;
+// d[m][n] = c[m][n] + sums over k, of which `group` products are one term; `fraction` and `lowest` as of Mma;
+// lowest_of_c: the exponent of C's subnormal numbers.
+typedef struct ScaledProduct {
+  int64_t m, n, k, blocks, group, fraction, lowest, lowest_of_c;
+  ScaledOperand a, b;
+  const double *c;
+  double *d;
+} ScaledProduct;
+
 // A matrix in shared memory, offsets in bytes (PTX ISA, "Shared memory descriptor"). The swizzles are in this order.
 enum { SWIZZLE_NONE, SWIZZLE_32B, SWIZZLE_64B, SWIZZLE_128B, SWIZZLE_128B_ATOM32B };
 typedef struct Matrix { int64_t address, leading, stride, swizzle; } Matrix;
