@@ -26,6 +26,7 @@ class Kernel:
     base: tuple[Any, ...]
     arch: str
     values: Mapping[str, Sequence[Any]]
+    following: Sequence[str] = ()
 
     @property
     def title(self) -> str:
@@ -39,7 +40,7 @@ class Kernel:
 
     def rows(self, **how: Any) -> list[Row]:
         """The table."""
-        return sweep(self.problem, self.base, self.settings, arch=self.arch, **how)
+        return sweep(self.problem, self.base, self.settings, arch=self.arch, following=self.following, **how)
 
     def explored(self, **how: Any) -> list[Row]:
         """The table with counts, and with times where there is a GPU."""
@@ -137,8 +138,9 @@ def kernel(
     owner = f"{arch}, {kind.__name__}"
     given = parse_settings(kind, fixed, owner) if fixed else kind()
     names = [text.partition("=")[0].strip().replace("-", "_") for text in fixed]
-    base = (given,)
+    base, following = (given,), ()
     if usual:
+        following = tuple(each.name for each in dataclasses.fields(kind) if each.name not in names)
         try:
             put = {name: getattr(given, name) for name in names}
             base = tuple(dataclasses.replace(each, **put) for each in dict.fromkeys(around(problem, kind, arch)))
@@ -148,7 +150,7 @@ def kernel(
         name: [getattr(parse_settings(kind, [f"{name}={text}"], owner), name) for text in texts]
         for name, texts in varied.items()
     }
-    return Kernel(problem, base, arch, values)
+    return Kernel(problem, base, arch, values, following)
 
 
 def values_of(options: Iterable[str], *, program: bool) -> dict[str, list[str]]:

@@ -179,7 +179,9 @@ def effects(rows: Iterable[Row]) -> list[str]:
             known = [column for column in columns_of(legal) if _both(pairs, column)]
             changes = ", ".join(filter(None, (_change(pairs, column) for column in known)))
             unchanged = f"no change of {', '.join(map(_unit, known))}" if known else "nothing is known of both"
-            lines.append(f"{field} {way} ({len(pairs)} pairs): {changes or unchanged}")
+            followed = sum(a.others != b.others for a, b in pairs)
+            count = f"{len(pairs)} pairs" + (f", in {followed} of which other fields follow" if followed else "")
+            lines.append(f"{field} {way} ({count}): {changes or unchanged}")
     return lines
 
 

@@ -15,7 +15,7 @@ from cute_kernels.common.executors import Workers
 from cute_kernels.explore import plan_facts
 from cute_kernels.operations import compile
 from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan, predict
-from cute_kernels.plan.base import SmemRegion, TmemRegion
+from cute_kernels.plan.base import IllegalValue, Kernel, SmemRegion, TmemRegion
 from cute_kernels.plan.prediction import Prediction
 
 
@@ -91,10 +91,13 @@ def around(problem: Any, kind: type, arch: str) -> tuple[Any, Any]:
 
     ``problem``, ``arch``: as for `make_plan`. ``kind``: the class of the kernel's configurations, which the problem
     need not get by itself. Raises ValueError: the kernel cannot compute the problem."""
-    planner = next(planner for planner in PLANNERS.values() if planner.problem is type(problem))
-    kernel = next(kernel for kernel in planner.of(arch) if kernel.config is kind)
-    usual = kernel.choose(problem, ARCHS[arch], ARCHS[arch].sm_count)
+    usual = _kernel_of(problem, kind, arch).choose(problem, ARCHS[arch], ARCHS[arch].sm_count)
     return make_plan(problem, usual, arch).config, usual
+
+
+def _kernel_of(problem: Any, kind: type, arch: str) -> Kernel:
+    planner = next(planner for planner in PLANNERS.values() if planner.problem is type(problem))
+    return next(kernel for kernel in planner.of(arch) if kernel.config is kind)
 
 
 def sweep(
@@ -102,6 +105,7 @@ def sweep(
     base: Any,
     settings: Iterable[Mapping[str, Any] | None],
     *,
+    following: Sequence[str] = (),
     arch: str | None = None,
     counted: bool = False,
     compiled: bool = True,
@@ -119,6 +123,8 @@ def sweep(
             them.
         settings: fields of ``base`` and their values, one mapping for each configuration, as `grid` makes them; None
             is what the plan chooses for the problem on ``arch``.
+        following: fields that are chosen anew in a row, unless it sets them, where the value of ``base`` is not legal
+            there; the row names them.
         arch: a key of `ARCHS`; the first that has a configuration of the type of ``base`` when None.
         counted: execute a smaller problem in the emulator for its counts: the first of `Operation.smaller` that the
             kernels of the most rows compute unchanged, with tiles as full as those of the problem. Others have none.
@@ -149,7 +155,7 @@ def sweep(
     if measured:
         check_measurable(problem)
     arch = arch or arch_of(bases[0])
-    planned = [_planned(problem, bases, arch, chosen) for chosen in settings]
+    planned = [_planned(problem, bases, arch, chosen, following) for chosen in settings]
     small = _shown_small(problem, planned) if counted else {}
     work = [(replace(row, small=small.get(number)), plan, compiled) for number, (row, plan) in enumerate(planned)]
     if not (compiled or counted):
@@ -195,32 +201,65 @@ def _together(*state: Any) -> tuple:
     return state
 
 
-def _planned(problem: Any, bases: tuple, arch: str, chosen: Mapping[str, Any] | None) -> tuple[Row, Plan | None]:
+def _planned(
+    problem: Any, bases: tuple, arch: str, chosen: Mapping[str, Any] | None, following: Sequence[str]
+) -> tuple[Row, Plan | None]:
     """The row as far as its plan knows it, and that plan; None where it is refused."""
-    row = Row(chosen or {}, arch=arch)
+    row, first = Row(chosen or {}, arch=arch), None
     for base in bases if chosen is not None else (None,):
         try:
-            config = None if base is None else replace(base, **row.settings)
-            row = replace(row, config=config)
+            row = replace(row, config=None if base is None else replace(base, **row.settings))
             plan = row.plan(problem)
+            break
         except (ValueError, NotImplementedError) as reason:
-            row = replace(row, reason=str(reason))
-            continue
-        complete = {field.name: getattr(plan.config, field.name) for field in dataclasses.fields(plan.config)}
-        usual = bases[0] if len(bases) > 1 else plan.config
-        others = {name: one for name, one in complete.items() if base and one != getattr(usual, name)}
-        row = replace(
-            row,
-            config=plan.config,
-            others={name: one for name, one in others.items() if name not in row.settings},
-            reason=None,
-            design=plan.runs,
-            prediction=predict(plan),
-        )
-        if plan.launches == (plan,):  # each kernel of a chain has registers and memory of its own
-            row = replace(row, smem=plan.smem, smem_limit=plan.arch.smem_bytes, tmem=plan.tmem)
-        return row, plan
-    return row, None
+            first, row = first or row.config, replace(row, reason=str(reason))
+    else:
+        plan = _followed(problem, replace(row, config=first), [name for name in following if name not in row.settings])
+        if plan is None:
+            return row, None
+    values = [(each.name, getattr(plan.config, each.name)) for each in dataclasses.fields(plan.config)]
+    usual = plan.config if chosen is None else replace(bases[0], **row.settings)
+    row = replace(
+        row,
+        config=plan.config,
+        others={name: one for name, one in values if getattr(usual, name) not in (None, one)},
+        reason=None,
+        design=plan.runs,
+        prediction=predict(plan),
+    )
+    if plan.launches == (plan,):  # each kernel of a chain has registers and memory of its own
+        row = replace(row, smem=plan.smem, smem_limit=plan.arch.smem_bytes, tmem=plan.tmem)
+    return row, plan
+
+
+_SHAPE = ("tile", "block_m")
+"""How names of fields begin that say what a tile is."""
+
+
+def _followed(problem: Any, row: Row, following: Sequence[str]) -> Plan | None:
+    """The plan of a refused row with others of these fields' values: the nearest legal ones, if need be beside another
+    value of one field, first of those that turn something on or off. None: there is none."""
+    if row.config is None or not following:
+        return None
+    fields = _kernel_of(problem, type(row.config), row.arch).fields
+    current = {name: getattr(row.config, name) for name in following}
+    turned = [{name: not one} for name, one in current.items() if isinstance(one, bool)]
+    # A tile of another shape is another question. Buffers come last in a configuration, and follow first.
+    counts = {name: one for name, one in reversed(current.items()) if type(one) is int and not name.startswith(_SHAPE)}
+    legal = ((name, each) for name in counts if name in fields for each in fields[name].legal)
+    near = sorted(legal, key=lambda pair: abs(math.log2(max(pair[1], 1) / max(counts[pair[0]], 1))))
+    for change in ({}, *turned, *({name: each} for name, each in near)):
+        tried = replace(row, config=replace(row.config, **change))
+        for _ in range(len(following) + 1):
+            try:
+                return tried.plan(problem)
+            except IllegalValue as refusal:
+                if refusal.field not in following or refusal.field in change:
+                    break
+                tried = replace(tried, config=replace(tried.config, **{refusal.field: refusal.nearest}))
+            except (ValueError, NotImplementedError):
+                break
+    return None
 
 
 _AS_FULL = 0.95

@@ -279,8 +279,17 @@ def legal_plans(checked_plan: Checked, problem: Any, configs: Iterable[Any], arc
     return plans
 
 
-def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:
-    raise ValueError(f"{name} = {value!r}: must be legal: {rule}; nearest legal value: {nearest!r}")
+class IllegalValue(ValueError):
+    """A limit that a plan would break: the field at fault, and its nearest legal value beside all others."""
+
+    field: str
+    nearest: Any
+
+
+def reject(name: str, value: object, rule: str, nearest: object, must: str = "legal") -> NoReturn:
+    refusal = IllegalValue(f"{name} = {value!r}: must be {must}: {rule}; nearest legal value: {nearest!r}")
+    refusal.field, refusal.nearest = name, nearest
+    raise refusal
 
 
 def require(name: str, value: object, legal: tuple, rule: str) -> None:
@@ -290,7 +299,7 @@ def require(name: str, value: object, legal: tuple, rule: str) -> None:
     nearest = legal[0]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         nearest = min(legal, key=lambda v: (abs(v - value), v))
-    reject(name, value, f"{rule}; legal: {', '.join(map(str, legal))}", nearest)
+    reject(name, value, rule, nearest, f"one of {', '.join(map(str, legal))}" if len(legal) > 1 else str(legal[0]))
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -76,7 +76,7 @@ def test_the_kernel_stands_in_front_and_two_designs_are_named(capsys, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("default", "stages=99"), "stages = 99: must be legal"),
+        (("default", "stages=99"), "stages = 99: must be"),
         (("default", "stage=3"), "stage"),
         (("default", "default", "--set", "stages=3"), "--set belongs to commands with one configuration"),
     ],

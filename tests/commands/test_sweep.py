@@ -296,7 +296,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{time:,.1f}  operands from L2 ({0.88 * time:,.0f} to {1.12 * time:,.0f} us); patch_embed: weight" in text
     assert "0  default: Sm100ResidentConfig(" in text and "; patch_embed: weight in tensor memory" in text
     assert b200.CAVEAT in text
-    assert "2  tile_n=256, stages=6: stages = 6: must be legal" in text
+    assert "2  tile_n=256, stages=6 (with store_buffers=1)" in text
+    assert main([*arguments, "--around", "class"]) == 0
+    assert "2  tile_n=256, stages=6: stages = 6: must be" in capsys.readouterr().out
     assert f">{time:,.1f} <small>{0.88 * time:,.0f} to {1.12 * time:,.0f}</small>" in output.read_text()
 
 
@@ -309,8 +311,11 @@ def test_a_table_without_compilation(
     command = ["sweep", "--batch", "4736", *varied, "--vary", "tmem-load-width=16,32,64", "--no-compile"]
     assert main([*command, "--json", str(tmp_path / "rows.json"), "--csv", str(tmp_path / "rows.csv")]) == 0
     text = capsys.readouterr().out
-    assert "of which the model does not say which is quickest: 0, 2-3, 5-6, 8-9" in text and "37-48  stages=6, " in text
-    assert "varying tmem_load_width 16 to 64 (12 pairs): modelled us within its range" in text
+    assert "of which the model does not say which is quickest: 0, 2-3, 5-6, 8-9" in text
+    assert "stages=6, epilogue_warps=5, store_group=1, tmem_load_width=32 (with store_buffers=1)" in text
+    assert "46-48  stages=6, epilogue_warps=5, store_group=2, tmem_load_width=16|32|64: stages = 6: must be" in text
+    assert "varying tmem_load_width 16 to 64 (15 pairs): modelled us within its range" in text
+    assert "value (12 pairs, in 9 of which other fields follow): " in text
     found = json.loads((tmp_path / "rows.json").read_text())
     assert len(found) == 49 and found[0]["row"] == 0 and "registers" not in found[0]
     times = {row["modelled us"] for row in found if row["tmem_load_width"] == 64 and row["refused"] is None}
@@ -454,7 +459,7 @@ def test_values_are_varied_around_what_the_problem_gets(capsys: pytest.CaptureFi
     """A skinny product: the class has buffers that small tiles refuse, row 0 has none of them."""
     skinny = ["sweep", "gemm", "--arch", "sm_90a", "--m", "16", "--no-compile", "--vary", "tile_n=32,64"]
     assert main([*skinny, "--around", "class"]) == 1
-    assert "store_stages = 2: must be legal" in capsys.readouterr().out
+    assert "store_stages = 2: must be" in capsys.readouterr().out
     assert main(skinny) == 0
     problem = GemmProblem(m=16, n=4096, k=4096)
     usual = make_plan(problem, arch="sm_90a").config
@@ -469,6 +474,56 @@ def test_values_are_varied_around_what_the_problem_gets(capsys: pytest.CaptureFi
         make_plan(LARGE, dataclasses.replace(base[0], stages=2), "sm_100a")
     changed = {name: value for name, value in vars(few.config).items() if value != getattr(base[0], name)}
     assert changed == {"stages": 2, **few.others} and "tile_rows" in few.others
+
+
+def test_fields_that_nobody_names_follow_a_varied_tile(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against all values of those fields: what is refused has none, and what follows had to."""
+    problem = GemmProblem(4096, 4096, 4096)
+    command = ["sweep", "gemm", "--arch", "sm_90a", "--no-compile", "--json", "-", "--set", "group_m=4"]
+    main([*command, "--vary", "tile_m=64,128,256", "--vary", f"tile_n={','.join(map(str, range(16, 257, 16)))}"])
+    records = json.loads(capsys.readouterr().out)[1:]
+    usual = dataclasses.replace(make_plan(problem, arch="sm_90a").config, group_m=4)
+
+    def legal(**values: object) -> bool:
+        try:
+            make_plan(problem, dataclasses.replace(usual, **values), "sm_90a")
+        except ValueError:
+            return False
+        return True
+
+    given = grid(tile_m=(64, 128, 256), tile_n=range(16, 257, 16))
+    rows = sweep(problem, usual, given, following=["pingpong", "stages", "store_stages"], arch="sm_90a", compiled=False)
+    assert [record["refused"] for record in records] == [row.reason for row in rows]
+    others = grid(pingpong=(False, True), stages=range(2, 9), store_stages=range(1, 17))
+    followed = 0
+    for row in rows:
+        if row.reason is not None:
+            assert not any(legal(**row.settings, **each) for each in others), row.settings
+            continue
+        for name in row.others:
+            assert not legal(**row.settings, **{n: one for n, one in row.others.items() if n != name})
+        assert row.config == dataclasses.replace(usual, **row.settings, **row.others)
+        followed += bool(row.others)
+    assert followed > 20 and sum(row.reason is not None for row in rows) < 10
+    strict = sweep(problem, usual, given, arch="sm_90a", compiled=False)
+    assert [row.reason is None for row in strict] == [legal(**each) for each in given]
+
+
+@pytest.mark.parametrize(
+    ("varied", "named", "refusal"),
+    [
+        ("tile_m=256", [], None),
+        ("tile_m=256", ["--set", "pingpong=true"], "tile_m = 256"),  # warpgroups in turn have no such tile
+        ("tile_m=64", ["--set", "tile_n=64"], None),
+        ("tile_m=64", ["--set", "tile_n=64", "--set", "store_stages=2"], "store_stages = 2"),  # of one buffer
+    ],
+)
+def test_a_field_that_the_user_names_follows_nothing(
+    varied: str, named: list[str], refusal: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["sweep", "gemm", "--arch", "sm_90a", "--no-compile", "--json", "-", "--vary", varied, *named])
+    reason = json.loads(capsys.readouterr().out)[1]["refused"]
+    assert reason is None if refusal is None else reason.startswith(refusal)
 
 
 def test_registers_that_too_many_warpgroups_leave_are_their_fault() -> None:

@@ -327,7 +327,7 @@ def test_no_rows(backend):
     assert out.shape == (2, 0, 16)
     with pytest.raises(ValueError, match="bias has shape"):
         gemm(torch.empty(0, 64, dtype=torch.bfloat16), b, bias=bias[:8], backend=backend)
-    with pytest.raises(ValueError, match="stages = 1: must be legal"):
+    with pytest.raises(ValueError, match="stages = 1: must be"):
         gemm(torch.empty(0, 64, dtype=torch.bfloat16), b, config=Sm90GemmConfig(stages=1), backend=backend)
 
 

@@ -217,11 +217,11 @@ def test_rows_that_are_split_in_two(patch, channels, fields) -> None:
 @pytest.mark.parametrize(
     ("change", "fields", "message"),
     [
-        ({}, {}, "source = 'split': must be legal.*legal: strips"),
-        ({"patch": 14, "table_rows": 256}, {}, "source = 'split': must be legal.*legal: repack"),
-        ({"channels_last": True}, {"stage_blocks": 2}, "stage_blocks = 2:? .*legal: 3"),
-        ({"channels_last": True}, {"source": "gather", "stage_blocks": 3}, "stage_blocks = 3:? .*legal: 1, 2"),
-        ({"channels_last": True}, {"source": "strips"}, "source = 'strips':? .*legal: split, gather"),
+        ({}, {}, "source = 'split': must be .*strips"),
+        ({"patch": 14, "table_rows": 256}, {}, "source = 'split': must be .*repack"),
+        ({"channels_last": True}, {"stage_blocks": 2}, "stage_blocks = 2: must be 3: "),
+        ({"channels_last": True}, {"source": "gather", "stage_blocks": 3}, "stage_blocks = 3: must be one of 1, 2: "),
+        ({"channels_last": True}, {"source": "strips"}, "source = 'strips': must be one of split, gather: "),
     ],
 )
 def test_what_cannot_be_split(change, fields, message) -> None:

@@ -35,7 +35,7 @@ def limits() -> Iterator[Limit]:
 def _field(
     name: str, legal: Any, illegal: Any, nearest: Any, problem: PatchEmbedImagesProblem = HEADLINE, **others: Any
 ) -> Limit:
-    message = rf"^{name} = {illegal!r}: must be legal.*nearest legal value: {nearest!r}$"
+    message = rf"^{name} = {illegal!r}: must be.*nearest legal value: {nearest!r}$"
     makes = [gather(problem, **others | {name: value}) for value in (legal, illegal)]
     return Limit(f"gather {name} {illegal}, {problem.patch} pixels, {len(others)} others", *makes, message)
 

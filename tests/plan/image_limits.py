@@ -40,7 +40,7 @@ def limits() -> Iterator[Limit]:
 
 def _configurations() -> Iterator[Limit]:
     def field(name: str, legal: Any, illegal: Any, nearest: Any, problem: PatchEmbedImagesProblem = HEADLINE) -> Limit:
-        message = rf"^{name} = {illegal!r}: must be legal.*nearest legal value: {nearest!r}$"
+        message = rf"^{name} = {illegal!r}: must be.*nearest legal value: {nearest!r}$"
         return Limit(f"{name} {illegal}", images(problem, **{name: legal}), images(problem, **{name: illegal}), message)
 
     yield field("source", "strips", "gather", "strips")
@@ -58,7 +58,7 @@ def _configurations() -> Iterator[Limit]:
     last = replace(HEADLINE, channels_last=True)
     yield field("source", "split", "strips", "split", last)
     shares = [images(last, source="split", stage_blocks=blocks) for blocks in (3, 2)]
-    yield Limit("K blocks of split rows", *shares, r"^stage_blocks = 2: .*legal: 3; nearest legal value: 3$")
+    yield Limit("K blocks of split rows", *shares, r"^stage_blocks = 2: must be 3: .*; nearest legal value: 3$")
     yield field("order", "image", "flat", "row")
     yield field("tile_patches", 16, 17, 16)
     yield field("tile_patches", 1, 0, 1)
@@ -128,7 +128,7 @@ def _problems() -> Iterator[Limit]:
     yield change({"channels": 6}, {"channels": 7}, message, weight="registers")
     yield change({"n": 776}, {"n": 772}, r"^n = 772: .*multiple of 16 bytes.*value: 776$")
     yield change({"n": 8}, {"n": 0}, r"^n = 0: .*value: 8$")
-    yield change({"table_rows": 196}, {"table_rows": 195}, r"^table_rows = 195: .*legal: 0, 1, 196; .*value: 196$")
+    yield change({"table_rows": 196}, {"table_rows": 195}, r"^table_rows = 195: must be one of 0, 1, .*value: 196$")
     yield change({"table_rows": 1}, {"table_rows": 2}, r"^table_rows = 2: .*value: 1$")
     # 2^31 / (3 x 224) rows of an image, 2^31 / 196 features.
     tall = {"height": 3_195_648, "table_rows": 0}

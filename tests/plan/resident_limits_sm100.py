@@ -34,7 +34,7 @@ def _field(
     name: str, legal: Any, illegal: Any, nearest: Any, reason: str = "", sizes: dict[str, Any] | None = None,
     **config: Any,
 ) -> Limit:  # fmt: skip
-    message = rf"^{name} = {illegal!r}: must be legal.*{reason}.*nearest legal value: {nearest!r}$"
+    message = rf"^{name} = {illegal!r}: must be.*{reason}.*nearest legal value: {nearest!r}$"
     makes = [rows(sizes=sizes, **config, **{name: value}) for value in (legal, illegal, nearest)]
     makes[2]()  # what a refusal recommends is legal
     return Limit(f"SM100, weight on chip: {name} {illegal} {sizes or ''}", *makes[:2], message)
