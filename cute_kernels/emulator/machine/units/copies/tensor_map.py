@@ -8,7 +8,6 @@ CuTe DSL's host code writes.
 
 import functools
 import math
-import struct
 from dataclasses import dataclass
 
 from cute_kernels.common.chips import MOST_SMEM_BYTES
@@ -68,11 +67,22 @@ SWIZZLES = {
 }
 _SWIZZLE_NAMES = {(swizzle.code, swizzle.atom): name for name, swizzle in SWIZZLES.items()}
 
-_IM2COL = 1
-# Header bits; bit 0 is the im2col mode. Bits 1 and 21 are set in every tiled map that CuTe DSL encodes and in none that
-# the driver encodes for sm_90, which sm_90 executes alike.
-_HEADER_FIELDS = _IM2COL | 7 << 4 | 15 << 7 | 3 << 11 | 3 << 13 | 1 << 15 | 1 << 16 | 3 << 17 | 3 << 19
-_HEADER_IGNORED = 1 << 1 | 1 << 21
+#: (first bit, bits) of each field of a map, whose first 64 bytes are a little-endian number; of what there is for each
+#: dimension, that of the innermost one: the others follow, bits 32 to 35 of strides in `_STRIDES_ABOVE`.
+_ADDRESS, _IM2COL, _RANK, _TYPE, _INTERLEAVE, _SWIZZLE = (0, 64), (64, 1), (68, 3), (71, 4), (75, 2), (77, 2)
+_FILL, _TF32, _L2, _ATOM, _STRIDES, _STRIDES_ABOVE = (79, 1), (80, 1), (81, 2), (83, 2), (96, 32), (224, 4)
+_EXTENTS, _STEPS, _BOX, _CORNERS, _PIXELS = (256, 32), (416, 3), (440, 8), (448, 16), (480, 10)
+_CHANNELS = _BOX
+# Bits 65 and 85 are set in every tiled map that CuTe DSL encodes and in none that the driver encodes for sm_90, which
+# sm_90 executes alike.
+_USED = sum(((1 << bits) - 1) << first for first, bits in (
+    _ADDRESS, _IM2COL, _RANK, (71, 14), (65, 1), (85, 1), (96, 144), (256, 175), (440, 40),
+))  # fmt: skip
+
+
+def _field(content: int, field: tuple[int, int], dimension: int = 0) -> int:
+    first, bits = field
+    return content >> first + bits * dimension & (1 << bits) - 1
 
 
 class _Geometry:
@@ -278,32 +288,26 @@ def encode(tensor_map: TensorMap | Im2colMap) -> bytes:
 
     For the im2col mode that is how CuTe DSL's host code encodes it, without the bits that the driver leaves clear.
     """
-    code = _TYPE_CODES[tensor_map.dtype]
-    swizzle = SWIZZLES[tensor_map.swizzle]
-    rank = tensor_map.rank
-    words = [0] * 32
-    words[0], words[1] = tensor_map.address & 0xFFFFFFFF, tensor_map.address >> 32
-    words[2] = (rank - 1) << 4 | (code & 15) << 7 | swizzle.code << 13 | tensor_map.nan_fill << 15
-    words[2] |= (code >> 4) << 16 | tensor_map.l2_promotion << 17 | swizzle.atom << 19
-    for i, stride in enumerate(tensor_map.strides):
-        words[3 + i] = (stride >> 4) & 0xFFFFFFFF
-        words[7] |= (stride >> 36) << (4 * i)
-    for i in range(rank):
-        words[8 + i] = tensor_map.extents[i] - 1
-        words[13] |= (tensor_map.element_strides[i] - 1) << (3 * i)
-    if isinstance(tensor_map, Im2colMap):
-        words[2] |= _IM2COL
-        words[13] |= (tensor_map.channels - 1) << 24
-        bits = _CORNER_BITS[rank]
-        for half, corner in enumerate((tensor_map.lower_corner, tensor_map.upper_corner)):
-            for i, c in enumerate(corner):
-                words[14] |= (c & (1 << bits) - 1) << (16 * half + bits * i)
-        words[15] = tensor_map.pixels - 1
-        return struct.pack("<32I", *words)
-    box = [size - 1 for size in tensor_map.box] + [0] * (5 - rank)
-    words[13] |= box[0] << 24
-    words[14] = box[1] | box[2] << 8 | box[3] << 16 | box[4] << 24
-    return struct.pack("<32I", *words)
+    code, swizzle, im2col = _TYPE_CODES[tensor_map.dtype], SWIZZLES[tensor_map.swizzle], isinstance(tensor_map, Im2colMap)
+    values = [
+        (_ADDRESS, tensor_map.address), (_IM2COL, im2col), (_RANK, tensor_map.rank - 1), (_TYPE, code & 15),
+        (_TF32, code >> 4), (_SWIZZLE, swizzle.code), (_ATOM, swizzle.atom), (_FILL, tensor_map.nan_fill),
+        (_L2, tensor_map.l2_promotion), (_STRIDES, *(stride >> 4 & 0xFFFFFFFF for stride in tensor_map.strides)),
+        (_STRIDES_ABOVE, *(stride >> 36 for stride in tensor_map.strides)),
+        (_EXTENTS, *(extent - 1 for extent in tensor_map.extents)),
+        (_STEPS, *(step - 1 for step in tensor_map.element_strides)),
+    ]  # fmt: skip
+    if im2col:
+        bits = _CORNER_BITS[tensor_map.rank]
+        corners = [
+            sum((c & (1 << bits) - 1) << bits * i for i, c in enumerate(corner))
+            for corner in (tensor_map.lower_corner, tensor_map.upper_corner)
+        ]
+        values += (_CHANNELS, tensor_map.channels - 1), (_CORNERS, *corners), (_PIXELS, tensor_map.pixels - 1)
+    else:
+        values.append((_BOX, *(size - 1 for size in tensor_map.box)))
+    content = sum(value << first + bits * i for (first, bits), *row in values for i, value in enumerate(row))
+    return content.to_bytes(NBYTES, "little")
 
 
 #: Field of tensormap.replace -> its largest ordinal, 0 for fields that occur once.
@@ -313,6 +317,10 @@ REPLACEABLE = {
     **dict.fromkeys(("box_dim", "global_dim", "element_stride"), 4),
     "global_stride": 3,
 }
+_REPLACED = {
+    "global_address": _ADDRESS, "rank": _RANK, "interleave_layout": _INTERLEAVE, "swizzle_mode": _SWIZZLE,
+    "swizzle_atomicity": _ATOM, "fill_mode": _FILL, "box_dim": _BOX, "element_stride": _STEPS,
+}  # fmt: skip
 #: Values of .elemtype (PTX ISA, tensormap.replace) -> type.
 _ELEMENT_NAMES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz", "b4x16",
@@ -333,40 +341,26 @@ def replace(data: bytes, name: str, ordinal: int, value: int) -> bytes:
         IllegalAccess: a value that does not fit its field.
         UnsupportedPTX: an element type or mode that is not implemented.
     """
-    words = list(struct.unpack("<32I", data))
-
-    def put(word: int, low: int, width: int, bits: int) -> None:
-        if not 0 <= bits < 1 << width:
-            raise IllegalAccess(f"tensormap.replace.{name} with value {value:#x}")
-        words[word] = words[word] & ~(((1 << width) - 1) << low) | bits << low
-
-    if name == "global_address":
-        words[0], words[1] = value & 0xFFFFFFFF, value >> 32
-    elif name == "rank":
-        put(2, 4, 3, value)
-    elif name == "elemtype":
+    if name == "elemtype":
         if value >= len(_ELEMENT_NAMES):
             raise UnsupportedPTX(f"tensormap.replace.elemtype {value}")
         code = _TYPE_CODES[_ELEMENT_NAMES[value]]
-        put(2, 7, 4, code & 15)
-        put(2, 16, 1, code >> 4)
-    elif name in ("interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode"):
-        low, width = {
-            "interleave_layout": (11, 2), "swizzle_mode": (13, 2), "swizzle_atomicity": (19, 2), "fill_mode": (15, 1),
-        }[name]  # fmt: skip
-        put(2, low, width, value)
-    elif name == "global_dim":
-        put(8 + ordinal, 0, 32, (value - 1) & 0xFFFFFFFF)
+        parts = [(_TYPE, code & 15), (_TF32, code >> 4)]
     elif name == "global_stride":
         if value % 16:
             raise IllegalAccess(f"tensormap.replace.global_stride {value}: no multiple of 16 bytes")
-        put(3 + ordinal, 0, 32, value >> 4 & 0xFFFFFFFF)
-        put(7, 4 * ordinal, 4, value >> 36)
-    elif name == "element_stride":
-        put(13, 3 * ordinal, 3, value - 1)
+        parts = [(_STRIDES, value >> 4 & 0xFFFFFFFF), (_STRIDES_ABOVE, value >> 36)]
+    elif name == "global_dim":
+        parts = [(_EXTENTS, value - 1 & 0xFFFFFFFF)]
     else:
-        put(*((13, 24) if ordinal == 0 else (14, 8 * (ordinal - 1))), 8, value - 1)
-    return struct.pack("<32I", *words)
+        parts = [(_REPLACED[name], value - (name in ("box_dim", "element_stride")))]
+    content = int.from_bytes(data, "little")
+    for (first, bits), part in parts:
+        if not 0 <= part < 1 << bits:
+            raise IllegalAccess(f"tensormap.replace.{name} with value {value:#x}")
+        first += bits * ordinal
+        content = content & ~(((1 << bits) - 1) << first) | part << first
+    return content.to_bytes(NBYTES, "little")
 
 
 def decode(data: bytes) -> TensorMap | Im2colMap:
@@ -383,47 +377,42 @@ def decode(data: bytes) -> TensorMap | Im2colMap:
 
 @functools.lru_cache(maxsize=256)
 def _decode(data: bytes) -> TensorMap | Im2colMap:
-    words = struct.unpack("<16I", data)
-    header = words[2]
-    last = words[15] >> 10 if header & _IM2COL else words[15]
-    if header & ~(_HEADER_FIELDS | _HEADER_IGNORED) or words[7] >> 16 or words[13] >> 15 & 0x1FF or last:
+    content = int.from_bytes(data, "little")
+    im2col = _field(content, _IM2COL)
+    if content & ~(_USED | im2col * (1023 << _PIXELS[0])):
         raise UnsupportedPTX(f"tensor map in a mode that is not implemented: {data.hex()}")
-    code = (header >> 7 & 15) | (header >> 16 & 1) * _TF32_FLAG
-    swizzle = (header >> 13 & 3, header >> 19 & 3)
-    if code not in _TYPE_NAMES or code not in DATA_TYPES and header & _IM2COL:
-        mode = " in im2col mode" if header & _IM2COL else ""
-        raise UnsupportedPTX(f"tensor map with data type code {code}{mode}")
-    if header >> 11 & 3:
-        layout = header >> 11 & 3
+    code = _field(content, _TYPE) | _field(content, _TF32) * _TF32_FLAG
+    swizzle, layout = (_field(content, _SWIZZLE), _field(content, _ATOM)), _field(content, _INTERLEAVE)
+    if code not in _TYPE_NAMES or code not in DATA_TYPES and im2col:
+        raise UnsupportedPTX(f"tensor map with data type code {code}{' in im2col mode' * im2col}")
+    if layout:
         raise UnsupportedPTX(f"tensor map with interleaved layout {layout} ({_INTERLEAVES[layout]})")
     if swizzle not in _SWIZZLE_NAMES:
         raise UnsupportedPTX(f"tensor map with swizzle {swizzle[0]}, atom {swizzle[1]}")
-    rank = (header >> 4 & 7) + 1
+    rank = _field(content, _RANK) + 1
     if rank > 5:
         raise UnsupportedPTX(f"tensor map of rank {rank}")
+    strides = (_field(content, _STRIDES, i) | _field(content, _STRIDES_ABOVE, i) << 32 for i in range(rank - 1))
     common = {
-        "address": words[0] | words[1] << 32,
+        "address": _field(content, _ADDRESS),
         "dtype": _TYPE_NAMES[code],
-        "extents": tuple(words[8 + i] + 1 for i in range(rank)),
-        "strides": tuple((words[3 + i] | (words[7] >> (4 * i) & 15) << 32) << 4 for i in range(rank - 1)),
-        "element_strides": tuple((words[13] >> (3 * i) & 7) + 1 for i in range(rank)),
+        "extents": tuple(_field(content, _EXTENTS, i) + 1 for i in range(rank)),
+        "strides": tuple(stride << 4 for stride in strides),
+        "element_strides": tuple(_field(content, _STEPS, i) + 1 for i in range(rank)),
         "swizzle": _SWIZZLE_NAMES[swizzle],
-        "nan_fill": bool(header >> 15 & 1),
-        "l2_promotion": header >> 17 & 3,
+        "nan_fill": bool(_field(content, _FILL)),
+        "l2_promotion": _field(content, _L2),
     }
-    if not header & _IM2COL:
-        return TensorMap(box=tuple(size + 1 for size in data[55 : 55 + rank]), **common)
+    if not im2col:
+        return TensorMap(box=tuple(_field(content, _BOX, i) + 1 for i in range(rank)), **common)
     bits = _CORNER_BITS.get(rank)
     if bits is None:
         raise UnsupportedPTX(f"im2col tensor map of rank {rank}")
-    corners = [tuple(_signed(words[14] >> (16 * half + bits * i), bits) for i in range(rank - 2)) for half in range(2)]
-    return Im2colMap(
-        lower_corner=corners[0],
-        upper_corner=corners[1],
-        channels=(words[13] >> 24) + 1,
-        pixels=words[15] + 1,
-        **common,
+    lower, upper = (
+        tuple(_signed(_field(content, _CORNERS, half) >> bits * i, bits) for i in range(rank - 2)) for half in (0, 1)
     )
+    channels, pixels = _field(content, _CHANNELS) + 1, _field(content, _PIXELS) + 1
+    return Im2colMap(lower_corner=lower, upper_corner=upper, channels=channels, pixels=pixels, **common)
 
 
 def _signed(field: int, bits: int) -> int:
