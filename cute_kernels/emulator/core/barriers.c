@@ -89,12 +89,7 @@ static const Instruction *run_named(const Instruction *i, uint8_t *s, Machine *m
     int64_t generation = barrier->generation;
     arrive(all, barrier, header, threads, (Vote){__builtin_popcount(voted), __builtin_popcount(m->active)}, t->place);
     t->progress++;
-    if (t->events && barrier->generation != generation) {
-      int64_t *values = event(t, EVENT_NAMED);
-      values[0] = header->rank;
-      values[1] = number;
-      values[2] = barrier->generation;
-    }
+    if (barrier->generation != generation) event(t, EVENT_NAMED, header->rank, number, barrier->generation);
     if (operation == BAR_ARRIVE) return i + 1;
     *waiting = generation;
   }

@@ -18,7 +18,12 @@ static inline int64_t *event_at(Tables *t, int64_t kind, int64_t place) {
   return event->values;
 }
 
-static inline int64_t *event(Tables *t, int64_t kind) { return event_at(t, kind, t->place); }
+// Notes an event with these values where the warp is, if somebody observes.
+#define event(t, kind, ...)                                                                          \
+  do {                                                                                               \
+    const int64_t values_[] = {__VA_ARGS__};                                                         \
+    if ((t)->events) memcpy(event_at(t, kind, (t)->place), values_, sizeof values_);                 \
+  } while (0)
 
 // Notes what happens to an operation, of whose record so many bytes are known.
 static inline void event_of_work(Tables *t, int64_t kind, int64_t place, const Work *work, int64_t size) {

@@ -42,11 +42,7 @@ static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t addres
   barrier->phase++;
   barrier->pending = barrier->expected;
   t->completions++;
-  if (t->events) {
-    int64_t *values = event(t, EVENT_PHASE);
-    values[0] = address;
-    values[1] = barrier->phase;
-  }
+  event(t, EVENT_PHASE, address, barrier->phase);
   return 1;
 }
 
@@ -199,11 +195,7 @@ static int64_t perform(Tables *t, int64_t operation, int64_t address, int64_t am
   if (phase < 0) return phase;
   const Barrier *barrier = barrier_at(t, address), shown = *barrier;
   if (both && mbarrier_by(t, ARRIVE, address, 1, who, t->place, who - 1) < 0) return -1;
-  if (t->events) {
-    const int64_t values[] = {
-        operation, address, shown.phase, shown.expected, shown.pending, shown.tx, shown.arriver};
-    memcpy(event(t, EVENT_MBARRIER), values, sizeof values);
-  }
+  event(t, EVENT_MBARRIER, operation, address, shown.phase, shown.expected, shown.pending, shown.tx, shown.arriver);
   return phase;
 }
 
@@ -273,12 +265,7 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
     if (passed < 0) return leave(m, ERROR);
     Point *point = t->context ? barrier_at(t, group.address)->point : NULL;
     if (point) point_used(point, t->context->agent, t->context->agent->clock);
-    if (t->events && passed) {
-      int64_t *values = event(t, EVENT_PASSED);
-      values[0] = group.address;
-      values[1] = group.amount;
-      values[2] = parity;
-    }
+    if (passed) event(t, EVENT_PASSED, group.address, group.amount, parity);
     done |= passed ? group.lanes : 0;
     left &= ~group.lanes;
   }

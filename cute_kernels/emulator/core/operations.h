@@ -46,108 +46,58 @@ PURE u32 mask_of_marks(const int8_t marks[LANES]) {
 #endif
 }
 
-#define NEXT (void)m, (void)imm; return i + 1
-#define FORM(form, name) \
-  static const Instruction *form##_##name(const Instruction *i, uint8_t *s, Machine *m)
+// Both forms of an operation: statements for the rows of lanes, and the word that they leave of values that all share.
+#define FORMS(name, each, word)                                                                      \
+  static const Instruction *lanes_##name(const Instruction *i, uint8_t *s, Machine *m) {             \
+    int64_t imm = i->imm;                                                                            \
+    each;                                                                                            \
+    (void)m, (void)imm;                                                                              \
+    return i + 1;                                                                                    \
+  }                                                                                                  \
+  static const Instruction *uniform_##name(const Instruction *i, uint8_t *s, Machine *m) {           \
+    int64_t imm = i->imm;                                                                            \
+    AT(u64, i->d) = word;                                                                            \
+    (void)m, (void)imm;                                                                              \
+    return i + 1;                                                                                    \
+  }
+#define ROW(type, name) type *name = ROW_OF(type, i->name)
+#define MARKS int8_t marks[LANES] __attribute__((aligned(32)))
 #define O1(name, R, A, ...)                                                                          \
   PURE R op_##name(A a, int64_t imm) { (void)imm; return (R)(__VA_ARGS__); }                         \
-  FORM(lanes, name) {                                                                                \
-    int64_t imm = i->imm;                                                                            \
-    R *d = ROW_OF(R, i->d); const A *a = ROW_OF(A, i->a);                                            \
-    EACH_LANE d[lane] = op_##name(a[lane], imm);                                                     \
-    NEXT;                                                                                            \
-  }                                                                                                  \
-  FORM(uniform, name) {                                                                              \
-    int64_t imm = i->imm;                                                                            \
-    AT(u64, i->d) = word_##R(op_##name(AT(A, i->a), imm));                                           \
-    NEXT;                                                                                            \
-  }
+  FORMS(name, ROW(R, d); ROW(const A, a); EACH_LANE d[lane] = op_##name(a[lane], imm),               \
+        word_##R(op_##name(AT(A, i->a), imm)))
 #define O2(name, R, A, B, ...)                                                                       \
   PURE R op_##name(A a, B b, int64_t imm) { (void)imm; return (R)(__VA_ARGS__); }                    \
-  FORM(lanes, name) {                                                                                \
-    int64_t imm = i->imm;                                                                            \
-    R *d = ROW_OF(R, i->d); const A *a = ROW_OF(A, i->a); const B *b = ROW_OF(B, i->b);              \
-    EACH_LANE d[lane] = op_##name(a[lane], b[lane], imm);                                            \
-    NEXT;                                                                                            \
-  }                                                                                                  \
-  FORM(uniform, name) {                                                                              \
-    int64_t imm = i->imm;                                                                            \
-    AT(u64, i->d) = word_##R(op_##name(AT(A, i->a), AT(B, i->b), imm));                              \
-    NEXT;                                                                                            \
-  }
+  FORMS(name, ROW(R, d); ROW(const A, a); ROW(const B, b);                                           \
+        EACH_LANE d[lane] = op_##name(a[lane], b[lane], imm),                                        \
+        word_##R(op_##name(AT(A, i->a), AT(B, i->b), imm)))
 #define O3(name, R, A, B, C, ...)                                                                    \
   PURE R op_##name(A a, B b, C c, int64_t imm) { (void)imm; return (R)(__VA_ARGS__); }               \
-  FORM(lanes, name) {                                                                                \
-    int64_t imm = i->imm;                                                                            \
-    R *d = ROW_OF(R, i->d); const A *a = ROW_OF(A, i->a); const B *b = ROW_OF(B, i->b);              \
-    const C *c = ROW_OF(C, i->c);                                                                    \
-    EACH_LANE d[lane] = op_##name(a[lane], b[lane], c[lane], imm);                                   \
-    NEXT;                                                                                            \
-  }                                                                                                  \
-  FORM(uniform, name) {                                                                              \
-    int64_t imm = i->imm;                                                                            \
-    AT(u64, i->d) = word_##R(op_##name(AT(A, i->a), AT(B, i->b), AT(C, i->c), imm));                 \
-    NEXT;                                                                                            \
-  }
+  FORMS(name, ROW(R, d); ROW(const A, a); ROW(const B, b); ROW(const C, c);                          \
+        EACH_LANE d[lane] = op_##name(a[lane], b[lane], c[lane], imm),                               \
+        word_##R(op_##name(AT(A, i->a), AT(B, i->b), AT(C, i->c), imm)))
 #define O4(name, R, A, B, C, E, ...)                                                                 \
   PURE R op_##name(A a, B b, C c, E e) { return (R)(__VA_ARGS__); }                                  \
-  FORM(lanes, name) {                                                                                \
-    int64_t imm = i->imm;                                                                            \
-    R *d = ROW_OF(R, i->d); const A *a = ROW_OF(A, i->a); const B *b = ROW_OF(B, i->b);              \
-    const C *c = ROW_OF(C, i->c); const E *e = ROW_OF(E, imm);                                       \
-    EACH_LANE d[lane] = op_##name(a[lane], b[lane], c[lane], e[lane]);                               \
-    NEXT;                                                                                            \
-  }                                                                                                  \
-  FORM(uniform, name) {                                                                              \
-    int64_t imm = i->imm;                                                                            \
-    AT(u64, i->d) = word_##R(op_##name(AT(A, i->a), AT(B, i->b), AT(C, i->c), AT(E, imm)));          \
-    NEXT;                                                                                            \
-  }
+  FORMS(name, ROW(R, d); ROW(const A, a); ROW(const B, b); ROW(const C, c);                          \
+        const E *e = ROW_OF(E, imm); EACH_LANE d[lane] = op_##name(a[lane], b[lane], c[lane], e[lane]), \
+        word_##R(op_##name(AT(A, i->a), AT(B, i->b), AT(C, i->c), AT(E, imm))))
 #define P2(name, A, B, ...)                                                                          \
   PURE int op_##name(A a, B b) { return (__VA_ARGS__); }                                             \
-  FORM(lanes, name) {                                                                                \
-    int64_t imm = i->imm;                                                                            \
-    int8_t marks[LANES] __attribute__((aligned(32)));                                                \
-    const A *a = ROW_OF(A, i->a); const B *b = ROW_OF(B, i->b);                                      \
-    EACH_LANE marks[lane] = (int8_t)-op_##name(a[lane], b[lane]);                                    \
-    AT(u64, i->d) = mask_of_marks(marks);                                                            \
-    NEXT;                                                                                            \
-  }                                                                                                  \
-  FORM(uniform, name) {                                                                              \
-    int64_t imm = i->imm;                                                                            \
-    AT(u64, i->d) = (u64)op_##name(AT(A, i->a), AT(B, i->b));                                        \
-    NEXT;                                                                                            \
-  }
+  FORMS(name, MARKS; ROW(const A, a); ROW(const B, b);                                               \
+        EACH_LANE marks[lane] = (int8_t)-op_##name(a[lane], b[lane]);                                \
+        AT(u64, i->d) = mask_of_marks(marks),                                                        \
+        (u64)op_##name(AT(A, i->a), AT(B, i->b)))
 #define OC(name, R, ...)                                                                             \
   PURE R op_##name(R a, R b, u32 c) { return (R)(__VA_ARGS__); }                                     \
-  FORM(lanes, name) {                                                                                \
-    int64_t imm = 0;                                                                                 \
-    u32 carries = AT(u32, i->c);                                                                     \
-    R *d = ROW_OF(R, i->d); const R *a = ROW_OF(R, i->a); const R *b = ROW_OF(R, i->b);              \
-    EACH_LANE d[lane] = op_##name(a[lane], b[lane], carries >> lane & 1);                            \
-    NEXT;                                                                                            \
-  }                                                                                                  \
-  FORM(uniform, name) {                                                                              \
-    int64_t imm = 0;                                                                                 \
-    AT(u64, i->d) = word_##R(op_##name(AT(R, i->a), AT(R, i->b), AT(u32, i->c)));                    \
-    NEXT;                                                                                            \
-  }
+  FORMS(name, u32 carries = AT(u32, i->c); ROW(R, d); ROW(const R, a); ROW(const R, b);              \
+        EACH_LANE d[lane] = op_##name(a[lane], b[lane], carries >> lane & 1),                        \
+        word_##R(op_##name(AT(R, i->a), AT(R, i->b), AT(u32, i->c))))
 #define PC(name, A, ...)                                                                             \
   PURE int op_##name(A a, A b, u32 c) { return (__VA_ARGS__); }                                      \
-  FORM(lanes, name) {                                                                                \
-    int64_t imm = 0;                                                                                 \
-    u32 carries = AT(u32, i->c);                                                                     \
-    int8_t marks[LANES] __attribute__((aligned(32)));                                                \
-    const A *a = ROW_OF(A, i->a); const A *b = ROW_OF(A, i->b);                                      \
-    EACH_LANE marks[lane] = (int8_t)-op_##name(a[lane], b[lane], carries >> lane & 1);               \
-    AT(u64, i->d) = mask_of_marks(marks);                                                            \
-    NEXT;                                                                                            \
-  }                                                                                                  \
-  FORM(uniform, name) {                                                                              \
-    int64_t imm = 0;                                                                                 \
-    AT(u64, i->d) = (u64)op_##name(AT(A, i->a), AT(A, i->b), AT(u32, i->c));                         \
-    NEXT;                                                                                            \
-  }
+  FORMS(name, MARKS; u32 carries = AT(u32, i->c); ROW(const A, a); ROW(const A, b);                  \
+        EACH_LANE marks[lane] = (int8_t)-op_##name(a[lane], b[lane], carries >> lane & 1);           \
+        AT(u64, i->d) = mask_of_marks(marks),                                                        \
+        (u64)op_##name(AT(A, i->a), AT(A, i->b), AT(u32, i->c)))
 #include TABLE
 #undef O1
 #undef O2

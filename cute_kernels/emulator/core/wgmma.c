@@ -119,12 +119,7 @@ int32_t wgmma_run(WorkQueues *all, const WgmmaWork *work) {
   for (int i = 0; t->register_cells && i < WGMMA_WARPS; i++) registers_fill(t, group, i, work->number, homes[i]);
   group->complete = work->number + 1;
   t->wgmmas++;
-  if (t->events) {
-    int64_t *values = event(t, EVENT_WGMMAS);
-    values[0] = rank;
-    values[1] = work->warpgroup % t->warpgroups_of_cta;
-    values[2] = group->complete;
-  }
+  event(t, EVENT_WGMMAS, rank, work->warpgroup % t->warpgroups_of_cta, group->complete);
   return 0;
 }
 
