@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from cute_kernels.emulator.facts import ranges
+
 _MOST_WARPS = 32  # of a CTA
 
 
@@ -84,17 +86,6 @@ def grouped(activities: Mapping[str, str]) -> dict[str, list[str]]:
         else:
             groups[track] = [track]
     for does, numbers in sorted(unnamed.items(), key=lambda item: min(item[1])):
-        title = f"warp{'s' if len(numbers) > 1 else ''} {_ranges(sorted(numbers))}" + (f" ({does})" if does else "")
+        title = f"warp{'s' if len(numbers) > 1 else ''} {ranges(numbers)}" + (f" ({does})" if does else "")
         groups[title] = [f"warp {number}" for number in sorted(numbers)]
     return groups
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """``0-3, 5`` of ascending numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

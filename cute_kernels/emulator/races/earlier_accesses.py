@@ -68,9 +68,9 @@ def instructions_of(flow: Flow, first: int, access: Access) -> list[Instruction]
     instruction = flow.kernel.instructions[first]
     parts = instruction.parts
     if parts[0] == "tcgen05" and parts[1] in _PIPELINED:
-        found = _reached(flow, first, lambda other: _pipelined(other, access), _commits)
+        found = _reached(flow, first, lambda other: _pipelined(other, access), _is("commit"))
     elif parts[:2] == ("tcgen05", "st"):
-        found = _reached(flow, first, lambda other: other.parts[:2] == ("tcgen05", "st"), _ends_stores)
+        found = _reached(flow, first, _is("st"), lambda other: _is("wait::st")(other) or _synchronises(other))
     elif _by_thread(instruction, access.write):
         found = _reached(flow, first, lambda other: _matches(other, access), _synchronises)
     else:
@@ -182,9 +182,5 @@ def _pipelined(instruction: Instruction, access: Access) -> bool:
     return not access.write and parts[1] != "shift"
 
 
-def _commits(instruction: Instruction) -> bool:
-    return instruction.parts[:2] == ("tcgen05", "commit")
-
-
-def _ends_stores(instruction: Instruction) -> bool:
-    return instruction.parts[:2] == ("tcgen05", "wait::st") or _synchronises(instruction)
+def _is(name: str) -> Callable[[Instruction], bool]:
+    return lambda instruction: instruction.parts[:2] == ("tcgen05", name)

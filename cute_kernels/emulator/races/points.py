@@ -34,8 +34,9 @@ class PointRaces(RaceChecks):
         point = self.points.get(address)
         if point is None:
             point = self.points[address] = self.point()
-            point.column = self._phases_of(address)
-        if point.invalidated is not None and not self._knows(agent, *point.invalidated):
+            point.column = self.columns.named(("phases", address))
+        column, clock = point.invalidated or (agent.base, 0)
+        if agent.order(FULL)[column] < clock:
             self.stands_against(phases.invalidated_before(self, address, agent))
         point.initialised = agent.initialise()
         point.follow(self.agents)
@@ -52,19 +53,11 @@ class PointRaces(RaceChecks):
         point.invalidated = agent.base + Offset.READ, agent.clock
         agent.advance()
 
-    @staticmethod
-    def _knows(agent: Agent, column: int, clock: int) -> bool:
-        return bool(agent.order(FULL)[column] >= clock)
-
     def named_point(self) -> SyncPoint:
         """A new synchronisation point, for a named barrier."""
         point = self.point(1)
         point.follow(self.agents)
         return point
-
-    def _phases_of(self, address: int) -> int:
-        """The column that counts the phases of an mbarrier."""
-        return self.columns.named(("phases", address))
 
     def check_initialised(self, address: int, what: str) -> None:
         """Raises BarrierMisuse when mbarrier.init is not ordered before what the entered warp does to the barrier."""

@@ -105,11 +105,8 @@ class ShadowUnit:
 
     def _places(self, offsets: Offsets) -> tuple[int, int, int, int]:
         """OFFSETS, ROWS, BASE and STRIDE of one range (int), or of an array of offsets."""
-        if isinstance(offsets, np.ndarray):
-            return self._located(offsets)
-        return 0, 1, offsets, 0
-
-    def _located(self, offsets: np.ndarray) -> tuple[int, int, int, int]:
+        if not isinstance(offsets, np.ndarray):
+            return 0, 1, offsets, 0
         found = self._constants.get(id(offsets))
         if found is not None:
             return found[0]

@@ -59,7 +59,7 @@ class RaceTracker(PointRaces):
 
     def generic(
         self, agent: Agent, lanes: Lanes, space: str, addresses: np.ndarray, nbytes: int, write: bool,
-        strong: bool = False,
+        strong: bool = False, identity: int = 0,
     ) -> None:  # fmt: skip
         """Loads (stores) of ``nbytes`` at each of ``addresses`` through the generic proxy.
 
@@ -71,17 +71,14 @@ class RaceTracker(PointRaces):
             nbytes: bytes of each access.
             write: store.
             strong: volatile, relaxed or stronger.
+            identity: of an epoch of their own, 0: without.
 
         Raises:
             SharedMemoryRace, GlobalMemoryRace: an earlier access is not ordered before.
         """
         self.launch.track_all()
-        self._generic(agent, lanes, addresses, (space, nbytes, write, strong))
-
-    def _generic(
-        self, agent: Agent, lanes: Lanes, addresses: np.ndarray, kind: tuple[str, int, bool, bool], identity: int = 0
-    ) -> None:
         self.looking, self.stand = agent, None
+        kind = space, nbytes, write, strong
         self.unit.generic(self.context(agent), lanes, addresses, kind, identity, agent.executing())
 
     def context(self, agent: Agent) -> ctypes.Structure:
@@ -286,7 +283,3 @@ class RaceTracker(PointRaces):
     def name_copies(self, agent: Agent) -> tuple[int, int]:
         """cp.async of a warp: their column, whose clocks count them, and the number of what reports call them."""
         return self.columns.named(("cp.async", agent.base)), self.epochs.text(f"cp.async of {agent.label}")
-
-    def copies_by_lanes(self, agent: Agent, lanes: np.ndarray, targets: np.ndarray, nbytes: int, identity: int) -> None:
-        """cp.async of a warp: writes through the generic proxy, until it is waited for."""
-        self._generic(agent, lanes, targets, ("shared", nbytes, True, False), identity)

@@ -38,8 +38,8 @@ def place_of_line(ptx: str, line: int, text: str) -> Place:
     location = sources.location(ptx, line)
     if location is None:
         return Place(None, None, line, text)
-    inlined = sources.source_line(*location.inlined_at) if location.inlined_at else None
-    return Place(sources.source_line(*location.place), inlined, line, text)
+    inlined = sources.source_line(location.inlined_at) if location.inlined_at else None
+    return Place(sources.source_line(location.place), inlined, line, text)
 
 
 class _Diagnosis:

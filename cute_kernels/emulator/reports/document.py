@@ -13,7 +13,7 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.facts import WarpName
 from cute_kernels.emulator.machine.launch.run import Report
 from cute_kernels.emulator.races.certificate import Certificate
-from cute_kernels.emulator.reports.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
+from cute_kernels.emulator.reports.model import Barrier, Diagnostic, Related, SourceLine
 from cute_kernels.emulator.reports.text import short_path
 
 VERSION = 1
@@ -53,7 +53,7 @@ def document(outcome: Outcome, diagnostics: Iterable[Diagnostic]) -> dict[str, A
     tool = {"name": "cute-kernels", "version": tool_version()}
     facts = dataclasses.asdict(outcome)
     facts["arguments"], facts["schedule"] = list(outcome.arguments), list(outcome.schedule)
-    return {**head, "tool": tool, **facts, "diagnostics": [_diagnostic(each) for each in diagnostics]}
+    return {**head, "tool": tool, **facts, "diagnostics": list(map(_diagnostic, diagnostics))}
 
 
 def tool_version() -> str:
@@ -104,75 +104,21 @@ def _is_json(value: object) -> bool:
 
 
 def _diagnostic(diagnostic: Diagnostic) -> dict[str, Any]:
-    return {
-        "kind": diagnostic.kind,
-        "level": diagnostic.level,
-        "error": diagnostic.error,
-        "sentence": diagnostic.sentence,
-        "message": diagnostic.message,
-        "place": _place(diagnostic.place),
-        "related": [_related(each) for each in diagnostic.related],
-        "memory": diagnostic.memory,
-        "barrier": _barrier(diagnostic.barrier),
-        "waiting": [_waiting(each) for each in diagnostic.waiting],
-        "cycle": list(diagnostic.cycle),
-        "exited": [_warp(each) for each in diagnostic.exited],
-        "barriers": [_barrier(each) for each in diagnostic.barriers],
-        "notes": list(diagnostic.notes),
-        "help": diagnostic.help,
-        "kernel": diagnostic.kernel,
-        "kernel_name": diagnostic.kernel_name,
-        "launch": diagnostic.launch,
-        "replay": shlex.join(diagnostic.replay),
-        "seed": diagnostic.seed,
-        "schedule": list(diagnostic.schedule),
-        "steps": list(diagnostic.steps),
-    }
+    return _plain(diagnostic) | {"replay": shlex.join(diagnostic.replay)}
 
 
-def _place(place: Place) -> dict[str, Any]:
-    return {
-        "source": _source(place.source),
-        "inlined_at": _source(place.inlined_at),
-        "ptx_line": place.ptx_line,
-        "instruction": place.instruction,
-        "warps": [_warp(each) for each in place.warps],
-        "lanes": list(place.lanes),
-    }
+#: Fields of a report that the format calls otherwise, or ("") leaves out.
+_NAMES = {
+    Related: {"what": "operation"}, SourceLine: {"path": "file"}, WarpName: {"index": "warp", "several": ""},
+    Barrier: {"tx": "pending_bytes", "init": "initialised"},
+}  # fmt: skip
 
 
-def _source(source: SourceLine | None) -> dict[str, Any] | None:
-    if source is None:
-        return None
-    return {"file": short_path(source.path), "line": source.line, "text": source.text, "function": source.function}
-
-
-def _warp(warp: WarpName) -> dict[str, Any]:
-    return {"cluster": warp.cluster, "cta": warp.cta, "warp": warp.index, "role": warp.role}
-
-
-def _related(related: Related) -> dict[str, Any]:
-    places = [_place(each) for each in related.places]
-    return {"relation": related.relation, "operation": related.what, "places": places}
-
-
-def _barrier(barrier: Barrier | None) -> dict[str, Any] | None:
-    if barrier is None:
-        return None
-    names = ("name", "cta", "offset", "state", "live", "phase", "expected", "pending")
-    facts = {name: getattr(barrier, name) for name in names}
-    return facts | {
-        "pending_bytes": barrier.tx,
-        "initialised": _place(barrier.init) if barrier.init is not None else None,
-        "last_arrival": _warp(barrier.last_arrival) if barrier.last_arrival is not None else None,
-    }
-
-
-def _waiting(waiting: Waiting) -> dict[str, Any]:
-    return {
-        "place": _place(waiting.place),
-        "what": waiting.what,
-        "barrier": _barrier(waiting.barrier),
-        "phase": waiting.phase,
-        "missing": [_warp(each) for each in waiting.missing],
-    }
+def _plain(value: object) -> Any:
+    """Parts of a report as objects for `json`."""
+    if isinstance(value, SourceLine):
+        value = dataclasses.replace(value, path=short_path(value.path))
+    if dataclasses.is_dataclass(value):
+        names = {each.name: _NAMES.get(type(value), {}).get(each.name, each.name) for each in dataclasses.fields(value)}
+        return {name: _plain(getattr(value, field)) for field, name in names.items() if name}
+    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value

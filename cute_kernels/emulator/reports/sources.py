@@ -7,11 +7,10 @@ import os
 import re
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from cute_kernels.common.files import printable
-from cute_kernels.emulator.isa.ptx.source_lines import directives
+from cute_kernels.emulator.isa.ptx.source_lines import Directive, SourcePlace, directives
 from cute_kernels.emulator.reports.model import SourceLine
 
 _SOURCES = frozenset(
@@ -24,16 +23,7 @@ _LARGEST = 4 << 20
 """Bytes of a source file; of what is larger nothing is shown."""
 
 
-@dataclass(frozen=True)
-class Location:
-    """Where a PTX line comes from: file and line, and those of the call that it was inlined at, or None."""
-
-    place: tuple[str, int]
-    inlined_at: tuple[str, int] | None = None
-    whole: bool = False
-
-
-def location(ptx: str, line: int) -> Location | None:
+def location(ptx: str, line: int) -> Directive | None:
     """Where a line of a PTX text comes from, None if the text does not say.
 
     A location of column 0 is that of the kernel as a whole, and line 0 is no line: what is before them counts.
@@ -43,24 +33,21 @@ def location(ptx: str, line: int) -> Location | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _locations(ptx: str) -> list[Location | None]:
+def _locations(ptx: str) -> list[Directive | None]:
     """By line of a text."""
-    current: Location | None = None
+    current: Directive | None = None
     result = []
     for each in directives(ptx):
-        if each is None:
-            current = None
-        elif each.place.line and (each.column or current is None):
-            inlined = (each.inlined_at.path, each.inlined_at.line) if each.inlined_at is not None else None
-            current = Location((each.place.path, each.place.line), inlined, not each.column)
+        if each is None or each.place.line and (each.column or current is None):
+            current = each
         result.append(current)
     return result
 
 
-def source_line(path: str, line: int) -> SourceLine:
+def source_line(place: SourcePlace) -> SourceLine:
     """A line of a file, with its text and function if the file can be read."""
-    function = function_around(path, line)
-    return SourceLine(path, line, text_of_line(path, line).strip(), function.name if function else "")
+    function, text = function_around(place.path, place.line), text_of_line(place.path, place.line)
+    return SourceLine(place.path, place.line, text.strip(), function.name if function else "")
 
 
 def text_of_line(path: str, line: int) -> str:

@@ -19,12 +19,6 @@ def watch(
         tracker.strong(warp.agent, mask, space, addresses.tolist(), *strength)
 
 
-def watch_store(warp: Warp, lane: int, address: int, nbytes: int) -> None:
-    tracker = warp.cluster.tracker
-    if tracker is not None:
-        tracker.generic(warp.agent, lane, "shared", np.array([address], np.int64), nbytes, True)
-
-
 def enter(warp: Warp, lane: int) -> None:
     """Tells the race detector, if there is one, which lane issues the asynchronous operation that follows."""
     if warp.agent is not None:

@@ -165,17 +165,13 @@ def update_operands(parts: tuple[str, ...]) -> str:
     return f"[a], {data}{policy_operand(parts)}"
 
 
-def _atom_operands(parts: tuple[str, ...]) -> str:
-    return f"{data_operand('d', 'T', parts)}, {update_operands(parts)}"
-
-
 def _grammar(orders: str, forms: Sequence[str]) -> str:
     texts = [f"{orders}? $scope? global|$shared? $policy? {form}" for form in forms]
     return "; ".join((*texts, "$policy|v{2,4,8} / $shared"))
 
 
 @family(
-    "atom", varies=always_varies, operands=_atom_operands,
+    "atom", varies=always_varies, operands=lambda parts: f"{data_operand('d', 'T', parts)}, {update_operands(parts)}",
     qualifiers=_grammar("relaxed|acquire|release|acq_rel", (*_UPDATES, *_EXCHANGES)),
 )  # fmt: skip
 def _atom(block: BlockBuilder, instruction: Instruction) -> None:

@@ -131,12 +131,9 @@ def mode_of(parts: Sequence[str]) -> str:
     return next((part for part in parts if part in _MODES), "tile")
 
 
-def _prefetch_operands(parts: tuple[str, ...]) -> str:
-    return f"[tensorMap{{coords}}]{_offsets_operand(parts)}{policy_operand(parts)}"
-
-
 @family(
-    "cp.async.bulk.prefetch.tensor", destinations=0, operands=_prefetch_operands,
+    "cp.async.bulk.prefetch.tensor", destinations=0,
+    operands=lambda parts: f"[tensorMap{{coords}}]{_offsets_operand(parts)}{policy_operand(parts)}",
     qualifiers="$dims L2 global tile|im2col|im2col::w|im2col::w::128|tile::gather4? $policy?; "
     "im2col|im2col::w|im2col::w::128 / {1,2}d; tile::gather4 / {1,3,4,5}d",
 )  # fmt: skip

@@ -212,11 +212,10 @@ def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(target, value)
 
 
-def _store_operands(parts: tuple[str, ...]) -> str:
-    return f"[a], {data_operand('b', 'T+', parts)}{policy_operand(parts)}"
-
-
-@family("st", destinations=0, operands=_store_operands, qualifiers=_grammar(load=False))
+@family(
+    "st", destinations=0, operands=lambda parts: f"[a], {data_operand('b', 'T+', parts)}{policy_operand(parts)}",
+    qualifiers=_grammar(load=False),
+)  # fmt: skip
 def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
     """st: global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Form(instruction)

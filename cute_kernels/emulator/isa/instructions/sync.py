@@ -6,7 +6,7 @@ the scheduler resumes it. What it has already done (its arrival) is remembered i
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
@@ -179,18 +179,13 @@ def mbarrier_inval(warp: Warp, mask: int, address: LaneValues) -> None:
         warp.cluster.barriers.inval(where)
 
 
-def _wait_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
-    return any(varies(operand) for operand in instruction.operands[1:3])
-
-
-def _wait_operands(parts: tuple[str, ...]) -> str:
-    state = "phaseParity:u32" if "parity" in parts else "state:b64"
-    return f"waitComplete:pred, [addr], {state}, suspendTimeHint:u32?"
-
-
 @family(
-    *(f"mbarrier.{name}_wait{parity}" for name in ("try", "test") for parity in ("", ".parity")), varies=_wait_varies,
-    blocking=True, operands=_wait_operands, qualifiers=f"acquire|relaxed? {_BARRIER}".replace("|shared::cluster", ""),
+    *(f"mbarrier.{name}_wait{parity}" for name in ("try", "test") for parity in ("", ".parity")), blocking=True,
+    varies=lambda instruction, varies: any(map(varies, instruction.operands[1:3])),
+    operands=lambda parts: "waitComplete:pred, [addr], {}, suspendTimeHint:u32?".format(
+        "phaseParity:u32" if "parity" in parts else "state:b64"
+    ),
+    qualifiers=f"acquire|relaxed? {_BARRIER}".replace("|shared::cluster", ""),
 )  # fmt: skip
 def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.try_wait, mbarrier.test_wait, by parity or by state; the time limit operand is ignored."""
@@ -205,17 +200,12 @@ def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], done)
 
 
-def _setup_operands(parts: tuple[str, ...]) -> str:
-    return {"init": "[addr], count:u32", "inval": "[addr]"}.get(parts[1], "[addr], txCount:u32")
-
-
 @family(
-    "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0, operands=_setup_operands,
+    "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0, operands="[addr], txCount:u32",
     qualifiers=f"relaxed? {_BARRIER}",
 )  # fmt: skip
-@family(
-    "mbarrier.init", "mbarrier.inval", destinations=0, operands=_setup_operands, qualifiers="shared|shared::cta? b64",
-)  # fmt: skip
+@family("mbarrier.init", destinations=0, operands="[addr], count:u32", qualifiers="shared|shared::cta? b64")
+@family("mbarrier.inval", destinations=0, operands="[addr]", qualifiers="shared|shared::cta? b64")
 def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.init, inval, expect_tx, complete_tx."""
     name = instruction.parts[1]
@@ -227,13 +217,10 @@ def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
         block.operation("mbarrier", *values, flags=CONSTANTS[name.upper()], order=Order.RELAXED)
 
 
-def _arrive_operands(parts: tuple[str, ...]) -> str:
-    return f"state:b64, [addr], {'txCount:u32' if parts[2:3] == ('expect_tx',) else 'count:u32?'}"
-
-
 @family(
     *(f"mbarrier.arrive{drop}{expect}" for drop in ("", "_drop") for expect in ("", ".expect_tx")),
-    varies=always_varies, operands=_arrive_operands, qualifiers=f"release|relaxed? {_BARRIER}",
+    operands=lambda parts: f"state:b64, [addr], {'txCount:u32' if parts[2:3] == ('expect_tx',) else 'count:u32?'}",
+    varies=always_varies, qualifiers=f"release|relaxed? {_BARRIER}",
 )  # fmt: skip
 def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.arrive, arrive.expect_tx, arrive_drop, on the own CTA or a remote one."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.isa.instructions.accesses import enter, watch_store
+from cute_kernels.emulator.isa.instructions.accesses import enter, watch
 from cute_kernels.emulator.isa.instructions.memory import Access, address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
@@ -44,7 +44,7 @@ def alloc(warp: Warp, mask: int, destination: int, columns: int, cta_group: int)
         return None
     warp.cluster.progress += 1
     warp.cluster.memory.view(destination, 4, write=True)[:] = np.frombuffer(base.to_bytes(4, "little"), np.uint8)
-    watch_store(warp, 0, destination, 4)
+    watch(warp, 1, "shared", np.array([destination], np.int64), 4, True)
     return True
 
 

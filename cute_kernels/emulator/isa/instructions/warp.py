@@ -17,10 +17,6 @@ from cute_kernels.emulator.machine.state.lane_masks import LaneValues, block_lan
 from cute_kernels.emulator.machine.units.sm import Warp
 
 
-def _elect_lane(warp: Warp, mask: int, members: int) -> int:
-    return (mask & -mask).bit_length() - 1
-
-
 def _elect_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> list[bool]:
     destination = instruction.operands[0]
     if not isinstance(destination, Pair) or not isinstance(destination.value, Register):
@@ -35,14 +31,15 @@ def _lower_elect(block: BlockBuilder, instruction: Instruction) -> None:
     pair = instruction.operands[0]
     block.define(pair.predicate, block.operation("elect", members, results=[("pred", False)])[0])
     if not isinstance(pair.value, Sink):
-        (lane,) = call_members(block, _elect_lane, members=members, results=[("u32", True)], effects=False)
+        lowest = lambda warp, mask, members: (mask & -mask).bit_length() - 1  # noqa: E731
+        (lane,) = call_members(block, lowest, members=members, results=[("u32", True)], effects=False)
         block.define(pair.value, lane)
 
 
 def _shuffle(
-    warp: Warp, mask: int, mode: str, value: LaneValues, lane: LaneValues, clamp: LaneValues, members: int
-) -> tuple[np.ndarray, int]:
-    """shfl.sync (PTX ISA pseudocode): returns ([32] values, mask of lanes whose source was in range)."""
+    warp: Warp, mask: int, mode: str, values: bool, value: LaneValues, lane: LaneValues, clamp: LaneValues, members: int
+) -> np.ndarray | int:
+    """shfl.sync (PTX ISA pseudocode): returns [32] values, or the mask of lanes whose source was in range."""
     check_members(warp, mask, members, "shfl.sync")
     lanes = np.arange(32)
     b = np.broadcast_to(np.asarray(lane, np.int64), 32) & 31
@@ -66,16 +63,7 @@ def _shuffle(
     if inactive:
         message = f"shfl.sync reads lane {inactive[0]}, which does not execute it (the value is undefined)"
         raise BarrierMisuse(message).know("divergence")
-    values = np.broadcast_to(np.asarray(value, np.uint32), 32)[source]
-    return values, mask_of(valid)
-
-
-def _shuffle_value(warp: Warp, mask: int, *args: LaneValues) -> LaneValues:
-    return _shuffle(warp, mask, *args)[0]
-
-
-def _shuffle_valid(warp: Warp, mask: int, *args: LaneValues) -> int:
-    return _shuffle(warp, mask, *args)[1]
+    return np.broadcast_to(np.asarray(value, np.uint32), 32)[source] if values else mask_of(valid)
 
 
 def _broadcast(warp: Warp, mask: int, value: LaneValues, lane: int, members: int) -> int:
@@ -111,10 +99,10 @@ def _shfl(block: BlockBuilder, instruction: Instruction) -> None:
             destination = destination.value
         block.define(destination, result)
         return
-    arguments = (instruction.parts[2], value, lane, clamp)
-    (result,) = call_members(block, _shuffle_value, *arguments, members=members, results=[("u32", False)])
+    mode, given = instruction.parts[2], (value, lane, clamp)
+    (result,) = call_members(block, _shuffle, mode, True, *given, members=members, results=[("u32", False)])
     if isinstance(destination, Pair):
-        (valid,) = call_members(block, _shuffle_valid, *arguments, members=members, results=[("pred", False)])
+        (valid,) = call_members(block, _shuffle, mode, False, *given, members=members, results=[("pred", False)])
         block.define(destination.predicate, valid)
         destination = destination.value
     block.define(destination, result)
@@ -143,14 +131,11 @@ def _lower_vote(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], voted)
 
 
-def _active(warp: Warp, mask: int) -> int:
-    return mask
-
-
 @family("activemask", varies=never_varies, operands="d", qualifiers="b32")
 def _activemask(block: BlockBuilder, instruction: Instruction) -> None:
     """activemask."""
-    block.define(instruction.operands[0], block.call(_active, results=[("u32", True)], effects=False)[0])
+    active = block.call(lambda warp, mask: mask, results=[("u32", True)], effects=False)
+    block.define(instruction.operands[0], active[0])
 
 
 def match(warp: Warp, mask: int, every: bool, value: LaneValues, members: int) -> np.ndarray:

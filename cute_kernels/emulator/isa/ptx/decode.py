@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.decode_body import Body
-from cute_kernels.emulator.isa.ptx.decode_functions import Function, Functions, read_function, take_body
-from cute_kernels.emulator.isa.ptx.decode_stack import uses_stack
+from cute_kernels.emulator.isa.ptx.decode_functions import Function, Functions, read_function, take_within
 from cute_kernels.emulator.isa.ptx.decode_variables import read_variable
 from cute_kernels.emulator.isa.ptx.lexer import Reader, Token, integer, tokenize
 from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Kernel, Kernels, Module, Parameter, Variable
@@ -33,9 +32,12 @@ def parse(text: str) -> Module:
     while reader.peek():
         token = reader.take()
         if token.text == ".file":
-            _read_file(reader.take_rest_of_line(least=2), files)
+            number, name, *_ = reader.take_rest_of_line(least=2)
+            files[integer(number.text, number.line)] = unquoted(name.text)
         elif token.text == ".section":
-            _skip_section(reader)
+            reader.take_until("{")  # of data for debuggers alone
+            reader.at -= 1
+            take_within(reader)
         elif token.text == ".pragma":
             reader.take_until(";")
         elif token.text == ".alias":
@@ -69,7 +71,7 @@ def parse(text: str) -> Module:
         """After the loop: functions, and LLVM's .file table, may stand behind the code."""
         code = Reader(entries[name])
         body = _entry(code, files)
-        body.read(code, known, uses_stack(text))
+        body.read(code, known, "alloca." in text)
         return body.finish(tuple(variables))
 
     return Module(target, version, Kernels(entries, decode), tuple(variables))
@@ -85,26 +87,15 @@ def _with_functions(variable: Variable, functions: Functions) -> Variable:
     return replace(variable, initial=bytes(initial), named=named)
 
 
-def _read_file(tokens: list[Token], files: dict[int, str]) -> None:
-    files[integer(tokens[0].text, tokens[0].line)] = unquoted(tokens[1].text)
-
-
-def _skip_section(reader: Reader) -> None:
-    """Debug sections hold data for debuggers only."""
-    while reader.take().text != "{":
-        pass
-    depth = 1
-    while depth:
-        depth += {"{": 1, "}": -1}.get(reader.take().text, 0)
-
-
 def _declaration(reader: Reader) -> Variable | Function | list[Token] | None:
     """Declarations of a directive of the module; an entry keeps its tokens, from its name on."""
     while reader.peek() in _LINKING:
         reader.take()
     if reader.peek() == ".entry":
         reader.take()
-        return reader.take_before("{") + take_body(reader)
+        head = reader.take_until("{")
+        reader.at -= 1
+        return head + take_within(reader)
     if reader.peek() == ".func":
         return read_function(reader)  # of others than those of the module, the call says whether they are known
     return read_variable(reader)

@@ -6,6 +6,7 @@ defined. The second pass resolves names: a register or label of an inner scope g
 later stages see one flat name space.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -150,7 +151,8 @@ class Body:
             else:
                 reader.at -= 1
                 tokens = _joined(reader.take_until(";"))
-                call = read_call(tokens, functions.known, _Pointers(scope))
+                registers = functools.partial(scope.find, names="registers")
+                call = read_call(tokens, functions.known, registers)
                 if call is not None:
                     for each in self._direct(call, scope, location, functions):
                         self._expand(each, scope, location, functions, callers)
@@ -379,7 +381,7 @@ class Body:
         of_module = [v for v in module_variables if v.space != "shared" or v.name in used or not v.nbytes]
         return Kernel(
             self.name, tuple(self.parameters), self.registers, tuple(instructions), self.labels,
-            (*of_module, *self.variables, *([decode_stack.variable()] if self.stack else ())), self.reqntid,
+            (*of_module, *self.variables, *([decode_stack.STACK] if self.stack else ())), self.reqntid,
             self.reqnctapercluster, self.most_threads, self.most_registers, self.ctas_per_sm,
         )
 
@@ -388,16 +390,6 @@ def _used_bytes(strings: list[Token], before: int | None) -> int | None:
     """The mask of the bytes that the next load uses, if a pragma gives it; other ones are hints to the optimiser."""
     found = [match for each in strings if (match := _USED_BYTES.fullmatch(each.text))]
     return integer(found[-1][1], strings[0].line) if found else before
-
-
-class _Pointers:
-    """Names of registers, as calls by address have them."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-
-    def __contains__(self, name: str) -> bool:
-        return self._scope.find(name, "registers") is not None
 
 
 def _joined(tokens: list[Token]) -> list[Token]:

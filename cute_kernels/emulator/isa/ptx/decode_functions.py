@@ -9,7 +9,7 @@ may mean. A function that a kernel does not call is only skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.emulator.errors import UnsupportedPTX
@@ -88,7 +88,7 @@ def read_function(reader: Reader) -> Function | None:
     while reader.peek().startswith("."):  # .attribute(...) and the like
         reader.take()
         if reader.peek() == "(":
-            _skip(reader, "(", ")")
+            take_within(reader, "(", ")")
     refused: list[str] = []
     results = _signature(reader, refused) if reader.peek() == "(" else ()
     name = reader.take().text
@@ -98,15 +98,11 @@ def read_function(reader: Reader) -> Function | None:
     if reader.peek() == ";":
         reader.take()
         return None
-    return Function(name, results, parameters, tuple(_skip(reader, "{", "}")), refused[0] if refused else "")
+    return Function(name, results, parameters, tuple(take_within(reader)), refused[0] if refused else "")
 
 
-def take_body(reader: Reader) -> list[Token]:
-    """The tokens of a body from { to }."""
-    return _skip(reader, "{", "}")
-
-
-def _skip(reader: Reader, opening: str, closing: str) -> list[Token]:
+def take_within(reader: Reader, opening: str = "{", closing: str = "}") -> list[Token]:
+    """The tokens from an opening brace to its closing one."""
     start, depth = reader.at, 0
     for at in range(start, len(reader.tokens)):
         text = reader.tokens[at].text
@@ -122,7 +118,7 @@ def _skip(reader: Reader, opening: str, closing: str) -> list[Token]:
 def _signature(reader: Reader, refused: list[str]) -> tuple[tuple[str, str], ...]:
     found = []
     declaration: list[str] = []
-    for token in _skip(reader, "(", ")")[1:]:
+    for token in take_within(reader, "(", ")")[1:]:
         if token.text not in (",", ")"):
             declaration.append(token.text)
             continue
@@ -161,10 +157,12 @@ class Call:
         return [(name, kind, token) for (name, kind), token in pairs if kind != ARRAY]
 
 
-def read_call(tokens: list[Token], functions: dict[str, Function], pointers: Container[str] = ()) -> Call | None:
+def read_call(
+    tokens: list[Token], functions: dict[str, Function], is_register: Callable[[str], bool]
+) -> Call | None:  # fmt: skip
     """The call that a statement is; None for any other statement, and for functions outside of the module.
 
-    By a register of ``pointers`` it is one of a `Function` without a body. Raises UnsupportedPTX: the function cannot
+    By a register it is one of a `Function` without a body. Raises UnsupportedPTX: the function cannot
     be expanded, or takes other numbers of values."""
     at = 0
     if tokens[0].text == "@":
@@ -182,7 +180,7 @@ def read_call(tokens: list[Token], functions: dict[str, Function], pointers: Con
             name = tokens[at].text
         at += 1
     function = functions.get(name or "")
-    if function is None and name not in pointers:
+    if function is None and not (name and is_register(name)):
         return None
     results = next((found for is_result, found in lists if is_result), ())
     arguments = next((found for is_result, found in lists if not is_result), ())

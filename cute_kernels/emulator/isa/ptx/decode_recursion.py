@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.decode_functions import ARRAY, Call, Function
 from cute_kernels.emulator.isa.ptx.decode_scopes import Scope, Statement, make_tokens
-from cute_kernels.emulator.isa.ptx.decode_stack import pointer, variable
+from cute_kernels.emulator.isa.ptx.decode_stack import STACK, pointer
 from cute_kernels.emulator.isa.ptx.program import TYPE_BITS
 
 STACK_END, _BASE, _WORD, _TEST = "%sp", "%spill.base", "%spill.word", "%spill.test"
@@ -105,7 +105,7 @@ def surroundings(body: Body, types: dict[str, str], line: int) -> tuple[list[Sta
         nbytes, kept = _kept(site.owner, types) if site.owner else (0, [])
         emit(f"add.u64 {STACK_END} , {site.stack} , {_ALIGNED - 1}")
         emit(f"and.b64 {STACK_END} , {STACK_END} , {2**64 - _ALIGNED}")
-        emit(f"mov.b64 {_BASE} , {variable().name}", f"add.u64 {_BASE} , {_BASE} , {STACK_END}")
+        emit(f"mov.b64 {_BASE} , {STACK.name}", f"add.u64 {_BASE} , {_BASE} , {STACK_END}")
         for register, offset, bits in kept:
             if bits == 1:
                 emit(f"selp.b32 {_WORD} , 1 , 0 , {register}")
@@ -118,7 +118,7 @@ def surroundings(body: Body, types: dict[str, str], line: int) -> tuple[list[Sta
         emit(f"mov.b32 {body.own('$site')} , {number}", f"bra {body.own('$entry')}")
         if site.owner:
             labels[f"$leave.{number}{body.inside.suffix}"] = len(statements)
-            emit(f"mov.b64 {_BASE} , {variable().name}", f"add.u64 {_BASE} , {_BASE} , {STACK_END}")
+            emit(f"mov.b64 {_BASE} , {STACK.name}", f"add.u64 {_BASE} , {_BASE} , {STACK_END}")
             emit(f"sub.u64 {_BASE} , {_BASE} , {nbytes}")
             for register, offset, bits in kept:
                 emit(f"ld.local.{_stored(bits)} {_WORD if bits == 1 else register} , [ {_BASE} + {offset} ]")
@@ -127,7 +127,7 @@ def surroundings(body: Body, types: dict[str, str], line: int) -> tuple[list[Sta
             emit(f"bra {site.back}")
     labels[body.own("$entry")] = len(statements)
     emit(f"mov.b64 {body.own('$sp')} , {STACK_END}", f"mov.b64 {body.own(pointer(1))} , {STACK_END}")
-    emit(f"mov.b64 {_BASE} , {variable().name}", f"add.u64 {_BASE} , {_BASE} , {STACK_END}")
+    emit(f"mov.b64 {_BASE} , {STACK.name}", f"add.u64 {_BASE} , {_BASE} , {STACK_END}")
     for register, offset in body.frame:
         emit(f"add.u64 {register} , {_BASE} , {offset}")
     emit(f"add.u64 {body.own(pointer(1))} , {STACK_END} , {body.nbytes}", f"bra {body.own('$body')}")

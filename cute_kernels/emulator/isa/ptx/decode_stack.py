@@ -14,22 +14,13 @@ from cute_kernels.emulator.isa.ptx.lexer import Token
 from cute_kernels.emulator.isa.ptx.program import Variable
 
 _MOST_ALIGNED, _ALIGNED = 256, 8  # bytes: the largest alignment, and the one of an alloca without
-_STACK = Variable("$stack", "local", _MOST_ALIGNED, 16 << 10)
+STACK = Variable("$stack", "local", _MOST_ALIGNED, 16 << 10)
+"""The memory of the stack, which lies behind the other local variables."""
 NOWHERE = 1 << 30  # addresses of local memory have 32 bits
 """Address in local memory of what alloca has no room for."""
 
 _TYPE = "b64"
 _OPCODES = ("alloca", "stacksave", "stackrestore")
-
-
-def uses_stack(text: str) -> bool:
-    """Whether a module may allocate on the stack."""
-    return "alloca." in text
-
-
-def variable() -> Variable:
-    """The memory of the stack, which lies behind the other local variables."""
-    return _STACK
 
 
 def pointer(depth: int) -> str:
@@ -45,11 +36,7 @@ def with_pointer(call: Call, depth: int) -> Call:
 
 def is_of_stack(tokens: list[Token]) -> bool:
     """Whether a statement is one of these instructions."""
-    return _opcode(tokens).partition(".")[0] in _OPCODES
-
-
-def _opcode(tokens: list[Token]) -> str:
-    return tokens[_guard(tokens)].text if len(tokens) > _guard(tokens) else ""
+    return any(token.text.partition(".")[0] in _OPCODES for token in tokens[_guard(tokens) :][:1])
 
 
 def _guard(tokens: list[Token]) -> int:
@@ -77,9 +64,9 @@ def expanded(tokens: list[Token], depth: int, spare: str, taken: str, none: str)
         raise UnsupportedPTX(message, ptx_line=line)
     steps = (
         f"add.u64 {stack} , {stack} , {int(align) - 1}", f"and.b64 {stack} , {stack} , {2**64 - int(align)}",
-        f"min.u64 {spare} , {stack} , {_STACK.nbytes}", f"sub.u64 {spare} , {_STACK.nbytes} , {spare}",  # the room
+        f"min.u64 {spare} , {stack} , {STACK.nbytes}", f"sub.u64 {spare} , {STACK.nbytes} , {spare}",  # the room
         f"sub.u64 {taken} , {words[1]} , 1", f"setp.ge.u64 {none} , {taken} , {spare}",
-        f"mov.b64 {spare} , {_STACK.name}", f"add.u64 {spare} , {spare} , {stack}",
+        f"mov.b64 {spare} , {STACK.name}", f"add.u64 {spare} , {spare} , {stack}",
         f"selp.b64 {taken} , 0 , {words[1]} , {none}", f"add.u64 {stack} , {stack} , {taken}",
         f"selp.b64 {words[0]} , {NOWHERE} , {spare} , {none}",
     )  # fmt: skip

@@ -92,12 +92,6 @@ class Reader:
             raise UnsupportedPTX(f"{directive} needs {least} words or more on its line", ptx_line=line)
         return self.tokens[start : self.at]
 
-    def take_before(self, end: str) -> list[Token]:
-        """The tokens in front of ``end``, which stays."""
-        found = self.take_until(end)
-        self.at -= 1
-        return found
-
     def take_until(self, end: str) -> list[Token]:
         tokens = self.tokens
         for at in range(self.at, len(tokens)):

@@ -17,12 +17,8 @@ from cute_kernels.emulator.machine.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.machine.units.sm import Warp
 
 
-def _axis(read: Callable[[Warp], Sequence[int]], axis: int) -> OfWarp:
-    return lambda warp: read(warp)[axis]
-
-
 def _axes(register: str, read: Callable[[Warp], Sequence[int]]) -> dict[str, tuple[OfWarp, int]]:
-    return {f"{register}.{name}": (_axis(read, axis), 32) for axis, name in enumerate("xyz")}
+    return {f"{register}.{name}": (lambda warp, at=at: read(warp)[at], 32) for at, name in enumerate("xyz")}
 
 
 def _units_of_shared(warp: Warp) -> int:

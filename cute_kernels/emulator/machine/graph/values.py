@@ -13,17 +13,9 @@ from cute_kernels.emulator.isa.ptx.program import Instruction
 
 FULL = 0xFFFFFFFF
 DTYPES: dict[str, type[np.generic]] = {
-    "u8": np.uint8,
-    "s8": np.int8,
-    "u16": np.uint16,
-    "s16": np.int16,
-    "u32": np.uint32,
-    "s32": np.int32,
-    "u64": np.uint64,
-    "s64": np.int64,
-    "f16": np.float16,
-    "f32": np.float32,
-    "f64": np.float64,
+    f"{kind}{8 * size}": np.dtype(f"{code}{size}").type
+    for kind, code, sizes in (("u", "u", (1, 2, 4, 8)), ("s", "i", (1, 2, 4, 8)), ("f", "f", (2, 4, 8)))
+    for size in sizes
 }
 #: Width in bits of each, and of predicates.
 STORED_BITS = {"pred": 1, **{name: np.dtype(type_).itemsize * 8 for name, type_ in DTYPES.items()}}

@@ -84,7 +84,8 @@ class CopyUnit:
             self.cluster.memory.ctas[rank].check_bounds(offset, nbytes)
         copies = self._warps[warp]
         identity = tracker.epochs.new(copies.column, copy.number, copies.text, GENERIC, warp.agent.executing())
-        tracker.copies_by_lanes(warp.agent, np.flatnonzero(block_lanes(copy.lanes)), targets, nbytes, identity)
+        lanes = np.flatnonzero(block_lanes(copy.lanes))
+        tracker.generic(warp.agent, lanes, "shared", targets, nbytes, True, identity=identity)
         if counts.any():
             tracker.generic(warp.agent, -1, "global", sources[counts > 0], nbytes, False)
 

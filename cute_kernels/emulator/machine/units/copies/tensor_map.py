@@ -288,7 +288,8 @@ def encode(tensor_map: TensorMap | Im2colMap) -> bytes:
 
     For the im2col mode that is how CuTe DSL's host code encodes it, without the bits that the driver leaves clear.
     """
-    code, swizzle, im2col = _TYPE_CODES[tensor_map.dtype], SWIZZLES[tensor_map.swizzle], isinstance(tensor_map, Im2colMap)
+    code, swizzle = _TYPE_CODES[tensor_map.dtype], SWIZZLES[tensor_map.swizzle]
+    im2col = isinstance(tensor_map, Im2colMap)
     values = [
         (_ADDRESS, tensor_map.address), (_IM2COL, im2col), (_RANK, tensor_map.rank - 1), (_TYPE, code & 15),
         (_TF32, code >> 4), (_SWIZZLE, swizzle.code), (_ATOM, swizzle.atom), (_FILL, tensor_map.nan_fill),
@@ -322,10 +323,7 @@ _REPLACED = {
     "swizzle_atomicity": _ATOM, "fill_mode": _FILL, "box_dim": _BOX, "element_stride": _STEPS,
 }  # fmt: skip
 #: Values of .elemtype (PTX ISA, tensormap.replace) -> type.
-_ELEMENT_NAMES = (
-    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz", "b4x16",
-    "b4x16_p64", "b6x16_p32",
-)  # fmt: skip
+_ELEMENT_NAMES = (*(name for name, _ in DATA_TYPES.values()), *PACKED)
 
 
 def replace(data: bytes, name: str, ordinal: int, value: int) -> bytes:
