@@ -131,10 +131,10 @@ class Session:
         self._order = StreamOrder() if overlap or recorder is not None else None
         self._before: Finished | None = None
         self._memory = GlobalMemory()
-        self._captures = threading.local()
+        self._local = threading.local()
         self.streams = Streams()
         worked = self._order.made if self._order is not None else None
-        self.device = cuda_device.CudaDevice(self.chip, self.streams, worked, self._refuse_to_wait)
+        self.device = cuda_device.CudaDevice(self.chip, self.streams, worked)
         self.device.report, self.device.new_byte = self._raced, new_byte
         self._launching = forks.lock()
         self.threads = ProgramThreads(self._inside)
@@ -174,7 +174,7 @@ class Session:
             TypeError, ValueError: arguments that do not fit the kernel; see `ptx_files.read` for files.
             EmulatorError: the kernel is at fault.
         """
-        self._captures.arguments = {}
+        self._local.arguments = {}
         text = ptx if isinstance(ptx, str) else ptx_files.read(ptx, self.arch)
         self.launch(ptx_files.captured(text, {"arguments": arguments, **shape}))
 
@@ -191,14 +191,9 @@ class Session:
         finally:
             self._launching.release()
 
-    @property
-    def graph(self) -> Graph | None:
-        """CUDA graph that this thread captures, or None: what other threads launch meanwhile is executed."""
-        return getattr(self._captures, "graph", None)
-
-    @graph.setter
-    def graph(self, graph: Graph | None) -> None:
-        self._captures.graph = graph
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured into a CUDA graph."""
+        return self.streams.capture_of(self.streams.current) is not None
 
     def _check_chip(self, launch: host.CapturedLaunch) -> None:
         """Refuses what the chip does not run; `emulator.run` knows the chip of the PTX, which may be an older one."""
@@ -215,17 +210,22 @@ class Session:
 
     def _name_arguments(self, addresses: dict[str, int]) -> None:
         if addresses:  # not a function inside of the kernel
-            self._captures.arguments = addresses
+            self._local.arguments = addresses
 
     def _name(self, address: int, nbytes: int) -> str:
         """The parameters of the function that this thread has called which lie in an allocation, or ""."""
-        given = getattr(self._captures, "arguments", {})
+        given = getattr(self._local, "arguments", {})
         return ", ".join(name for name, at in given.items() if address <= at < address + nbytes)
 
     def _launch(self, launch: host.CapturedLaunch) -> None:
-        if self.graph is not None:
-            self.graph.take(launch)
+        capture = self.streams.capture_of(launch.stream)
+        if capture is not None:
+            capture.graph.take(launch)
             return
+        with self.device.beside_captures():
+            self._launch_now(launch)
+
+    def _launch_now(self, launch: host.CapturedLaunch) -> None:
         regions = dict(self.device.regions())
         self._memory.clear()
         for address, nbytes in regions.items():
@@ -350,13 +350,6 @@ class Session:
         path = Path(self.options.trace)
         return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
-    def _refuse_to_wait(self, name: str) -> None:
-        if self.graph is not None:
-            raise RuntimeError(
-                f"CUDA error: operation not permitted when stream is capturing: torch's {name} makes the host wait "
-                "for the device while a CUDA graph is captured"
-            )
-
     @contextlib.contextmanager
     def active(self) -> Iterator[Session]:
         """Redirects CuTe DSL, torch.cuda and what host code asks of the driver."""
@@ -402,7 +395,7 @@ class Session:
         for module in (torch.cuda, torch.cuda.graphs):
             yield module, "CUDAGraph", graph
         for module in (torch._C, torch.cuda.graphs):
-            yield module, "_cuda_isCurrentStreamCapturing", lambda: session.graph is not None
+            yield module, "_cuda_isCurrentStreamCapturing", session.is_capturing
         yield torch.cuda.graphs, "_graph_pool_handle", lambda: NO_POOL
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed

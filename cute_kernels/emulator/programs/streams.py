@@ -3,6 +3,7 @@
 Launches run one after the other as they are made. On a GPU those of two streams may run at the same time unless an
 event, a wait of one stream for another or of the host, or the rules of the default stream order them. Each stream has a
 vector clock of the launches that are over when its next one begins; those that the host has waited for are forgotten.
+Streams that are captured into a CUDA graph run nothing, and have clocks of their own (`stream_captures`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from types import ModuleType
 from cute_kernels.common import forks
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import GlobalMemoryRace
+from cute_kernels.emulator.programs.stream_captures import Capture, Captured, Captures, Clock, joined
 from cute_kernels.emulator.races.launch_accesses import WRITES, Meeting, Span, racing
 
 DEFAULT = 0
@@ -27,8 +29,9 @@ _CUDA = 1  # c10::DeviceType
 _FIRST_HANDLE, _FIRST_EVENT = 0x5EED_0000, 0x5EED_8000_0000
 _KEPT = 64  # launches of a stream whose accesses are kept
 
-Clock = dict[int, int]
-"""Per stream, how many of its launches are over."""
+
+Point = Clock | Captured
+"""The work that an event waits for."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Streams:
 
     Attributes:
         of_thread: the current one of this thread, by ``get`` and ``set``.
+        captures: of streams into CUDA graphs.
     """
 
     def __init__(self) -> None:
@@ -93,6 +97,8 @@ class Streams:
         self._ticks: Clock = {}
         self._clocks: dict[int, Clock] = {}
         self._launches: dict[int, deque[Done]] = {}
+        self._events: list[Point] = []  # of torch's C++, by number from 1 on
+        self.captures = Captures()
 
     def create(self, alone: bool) -> int:
         """The handle of a new stream; ``alone``: cudaStreamNonBlocking, as torch's are."""
@@ -124,25 +130,63 @@ class Streams:
 
     # --- order --------------------------------------------------------------------------------------------------------
 
-    def reached(self, stream: int) -> Clock:
-        """Clock that an event waits for which is recorded now in the stream."""
+    def capture_of(self, stream: int) -> Capture | None:
+        """The capture to which a stream belongs."""
+        return self.captures.of(_same(stream)) if self.captures else None
+
+    def reached(self, stream: int) -> Point:
+        """The work that an event waits for which is recorded now in the stream."""
+        capture = self.capture_of(stream)
+        if capture is not None:
+            return capture.reached(stream)
         with self._lock:
             stream = _same(stream)
             return {**self._known(stream), stream: self._ticks.get(stream, 0)}
 
-    def wait(self, stream: int, clock: Clock | None) -> None:
-        """Puts what the stream does next behind what an event waits for; None: of an event that a launch records."""
-        with self._lock:
-            stream = _same(stream)
-            self._clocks[stream] = _joined(self._clocks.get(stream, {}), self._ticks if clock is None else clock)
+    def wait(self, stream: int, point: Point | None) -> None:
+        """Puts what the stream does next behind what an event waits for; None: of an event that a launch records.
 
-    def host_waits(self, clock: Clock | None = None) -> None:
-        """Whatever is launched from now on is behind what an event waits for; None: everything."""
+        Raises:
+            RuntimeError: captures do not permit it, see `Captures.wait`.
+        """
+        stream = _same(stream)
+        if (self.captures or isinstance(point, Captured)) and self.captures.wait(stream, point or {}):
+            return
         with self._lock:
-            over = self._ticks if clock is None else clock
-            for stream, launches in self._launches.items():
-                while launches and launches[0].tick <= over.get(stream, 0):
+            self._clocks[stream] = joined(self._clocks.get(stream, {}), self._ticks if point is None else point)
+
+    def host_waits(self, name: str, point: Point | None = None, stream: int | None = None) -> None:
+        """Whatever is launched from now on is behind what an event waits for; None: behind a stream, or everything.
+
+        Raises:
+            RuntimeError: captures do not permit what has this ``name``.
+        """
+        self.captures.check_event(point)
+        if self.captures:
+            self.captures.check_wait(name, () if point is not None else None if stream is None else (_same(stream),))
+        if stream is not None:
+            point = self.reached(stream)
+        with self._lock:
+            over = self._ticks if point is None else point
+            for each, launches in self._launches.items():
+                while launches and launches[0].tick <= over.get(each, 0):
                     launches.popleft()
+
+    def order(self, what: str, stream: int, event: int) -> int:
+        """Does what torch's C++ asks of streams, by handles, and events, by numbers; the new stream or event, or 0."""
+        if what == "create":
+            return self.create(alone=True)
+        if what == "record":
+            self._events.append(self.reached(stream))
+            return len(self._events)
+        point = self._events[event - 1] if event else None
+        if what == "block":
+            self.wait(stream, point)
+        elif what == "synchronize":
+            self.host_waits("synchronize", point, None if event else stream)
+        else:
+            self.host_waits("synchronize")
+        return 0
 
     def _known(self, stream: int) -> Clock:
         """Launches that are over when the next one of a stream begins."""
@@ -152,7 +196,7 @@ class Streams:
         # A blocking stream that has launched nothing may wait for an event.
         blocking = {*self._ticks, *self._clocks} - self._alone
         others = (DEFAULT,) if stream != DEFAULT else blocking
-        return _joined(known, *(_joined(self._clocks.get(o, {}), {o: self._ticks.get(o, 0)}) for o in others))
+        return joined(known, *(joined(self._clocks.get(o, {}), {o: self._ticks.get(o, 0)}) for o in others))
 
     # --- launches -----------------------------------------------------------------------------------------------------
 
@@ -177,7 +221,8 @@ class Streams:
     def read(self, what: str, tensors: Sequence[tuple[int, int]]) -> GlobalMemoryRace | None:
         """The host reads tensors, (address, bytes), in the current stream; the race with a launch that wrote one."""
         with self._lock:
-            before = self._not_before(self.reached(self.current))
+            known = self.reached(self.current)
+            before = [] if isinstance(known, Captured) else self._not_before(known)
         for other in before:
             for span in other.accesses():
                 if any(span.overwrites(address, nbytes) for address, nbytes in tensors):
@@ -193,14 +238,6 @@ class Streams:
 
 def _same(stream: int) -> int:
     return DEFAULT if stream == _LEGACY else stream
-
-
-def _joined(*clocks: Clock) -> Clock:
-    joined: Clock = {}
-    for clock in clocks:
-        for stream, tick in clock.items():
-            joined[stream] = max(joined.get(stream, 0), tick)
-    return joined
 
 
 def _race(first: Done, second: Done, meets: Meeting) -> GlobalMemoryRace:
@@ -236,7 +273,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """The host waits for what was launched in it."""
-        self.streams.host_waits(self.streams.reached(self.cuda_stream))
+        self.streams.host_waits("Stream.synchronize", stream=self.cuda_stream)
 
     def query(self) -> bool:
         """Whether all work is complete: it is, and the program knows then."""
@@ -283,7 +320,7 @@ class Event:
 
     def __init__(self, *_: object, **__: object) -> None:
         self.seconds = time.perf_counter()
-        self._clock: Clock | None = None
+        self._clock: Point | None = None
         self._by_launch = False  # a launch has its handle, and may record it
 
     def _stream(self, stream: object) -> int:
@@ -301,7 +338,7 @@ class Event:
     def synchronize(self) -> None:
         """The host waits for it."""
         if self._clock is not None or self._by_launch:
-            self.streams.host_waits(self._clock)
+            self.streams.host_waits("Event.synchronize", self._clock)
 
     def query(self) -> bool:
         """Whether all work before it is complete: it is, and the program knows then."""
@@ -321,7 +358,7 @@ class Event:
 
 def answers(streams: Streams, driver: ModuleType, runtime: ModuleType) -> Iterator[tuple[object, str, object]]:
     """Entry points of cuda-python for streams and events: module, name and what stands for it."""
-    events: dict[int, Clock] = {}
+    events: dict[int, Point] = {}
     handles = itertools.count(_FIRST_EVENT, 0x100)
 
     def new_stream(flags: object = 0) -> int:
@@ -336,13 +373,13 @@ def answers(streams: Streams, driver: ModuleType, runtime: ModuleType) -> Iterat
         events[int(event)] = streams.reached(int(stream))
 
     common: dict[str, Callable[..., object]] = {
-        "StreamSynchronize": lambda stream: streams.host_waits(streams.reached(int(stream))),
-        "StreamQuery": lambda stream: streams.host_waits(streams.reached(int(stream))),  # all work is complete
+        "StreamSynchronize": lambda stream: streams.host_waits("StreamSynchronize", stream=int(stream)),
+        "StreamQuery": lambda stream: streams.host_waits("StreamQuery", stream=int(stream)),  # all work is complete
         "StreamDestroy": lambda stream: None,
         "StreamWaitEvent": lambda stream, event, flags=0: streams.wait(int(stream), events.get(int(event))),
         "EventRecord": record,
-        "EventSynchronize": lambda event: streams.host_waits(events.get(int(event))),
-        "EventQuery": lambda event: streams.host_waits(events.get(int(event))),
+        "EventSynchronize": lambda event: streams.host_waits("EventSynchronize", events.get(int(event))),
+        "EventQuery": lambda event: streams.host_waits("EventQuery", events.get(int(event))),
         "EventRecordWithFlags": lambda event, stream, flags: record(event, stream),
         "EventDestroy": lambda event: None,
     }
@@ -350,13 +387,13 @@ def answers(streams: Streams, driver: ModuleType, runtime: ModuleType) -> Iterat
         (driver, "cuStreamCreate"): lambda flags: driver.CUstream(new_stream(flags)),
         (driver, "cuStreamCreateWithPriority"): lambda flags, priority: driver.CUstream(new_stream(flags)),
         (driver, "cuEventCreate"): lambda flags: driver.CUevent(new_event()),
-        (driver, "cuCtxSynchronize"): streams.host_waits,
+        (driver, "cuCtxSynchronize"): lambda: streams.host_waits("cuCtxSynchronize"),
         (runtime, "cudaStreamCreate"): lambda: runtime.cudaStream_t(new_stream()),
         (runtime, "cudaStreamCreateWithFlags"): lambda flags: runtime.cudaStream_t(new_stream(flags)),
         (runtime, "cudaStreamCreateWithPriority"): lambda flags, priority: runtime.cudaStream_t(new_stream(flags)),
         (runtime, "cudaEventCreate"): lambda: runtime.cudaEvent_t(new_event()),
         (runtime, "cudaEventCreateWithFlags"): lambda flags: runtime.cudaEvent_t(new_event()),
-        (runtime, "cudaDeviceSynchronize"): streams.host_waits,
+        (runtime, "cudaDeviceSynchronize"): lambda: streams.host_waits("cudaDeviceSynchronize"),
     }
     for module, prefix in ((driver, "cu"), (runtime, "cuda")):
         made |= {(module, prefix + name): function for name, function in common.items()}

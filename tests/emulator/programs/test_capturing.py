@@ -46,7 +46,11 @@ def device():
 def launch(x: torch.Tensor, y: torch.Tensor, factor: float, count: int) -> None:
     """Compiles and runs y = factor * x + 1 through CuTe DSL's own host code."""
     tensors = [from_dlpack(t).mark_layout_dynamic() for t in (x, y)]
-    scale_program.host(*tensors, cutlass.Float32(factor), cutlass.Int32(count), cuda.CUstream(0))
+    scale_program.host(*tensors, cutlass.Float32(factor), cutlass.Int32(count), current_stream())
+
+
+def current_stream() -> cuda.CUstream:
+    return cuda.CUstream(torch.cuda.current_stream().cuda_stream)
 
 
 NEW: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -391,9 +391,10 @@ def test_a_capture_by_torch_is_behind_what_warmed_up_in_another_stream(session: 
             copy(x, y)
         graph.replay()
         return
-    graph.capture_begin()
-    copy(x, y)
-    graph.capture_end()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
+        copy(x, y)
+        graph.capture_end()
     with pytest.raises(GlobalMemoryRace):
         graph.replay()
 
@@ -402,8 +403,12 @@ def test_a_graph_runs_in_the_stream_in_which_it_is_replayed(session: Session) ->
     x, y, z = tensors()
     graph, first, second = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.graph(graph):
+        for stream in (first, second):
+            stream.wait_stream(torch.cuda.current_stream())
         copy(x, y, first)
         copy(y, z, second)
+        for stream in (first, second):
+            torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.stream(first):
         graph.replay()
         graph.replay()

@@ -40,12 +40,12 @@ class CudaDevice:
         chip: whose facts answer queries.
         streams: of the program.
         worked: called with the name of an operator of torch that has changed or made device memory, if not None.
-        refuse: called with the name of what makes the host wait; raises where it must not, or returns.
 
     Attributes:
         report: called with a race of what the host reads; raises or returns.
         new_byte: what each byte of a tensor of ``torch.empty`` and its like is, 0 to 255.
         synchronising: what torch is asked to do where the host waits: 0 nothing, 1 to warn, 2 to raise.
+        in_bad_fork: whether this process was forked after the program had begun to use the device.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class CudaDevice:
         chip: Chip,
         streams: Streams,
         worked: Callable[[str], None] | None = None,
-        refuse: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self.chip, self.streams, self.worked, self.refuse = chip, streams, worked, refuse
+        self.chip, self.streams, self.worked = chip, streams, worked
         self.report: Callable[[EmulatorError], None] = raising
         self.new_byte = self.synchronising = self._before = 0
+        self.in_bad_fork = False
 
     @staticmethod
     def call(name: str, *arguments: object) -> object:
@@ -92,13 +92,24 @@ class CudaDevice:
 
     def wait(self, function: str, address: int, nbytes: int) -> None:
         """The host waits for the current stream, in which a function of torch reads ``nbytes`` at an address."""
-        self.refuse(function)
         if self.synchronising == 2:
             raise RuntimeError(f"torch's {function} is a synchronizing CUDA operation")
         race = self.streams.read(f"torch's {function}", [(address, nbytes)])
         if race is not None:
             self.report(race)
-        self.streams.host_waits(self.streams.reached(self.streams.current))
+        self.streams.host_waits(f"torch's {function}", stream=self.streams.current)
+
+    @contextlib.contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        """Work inside is in no stream that is captured, and finds memory as if captures had run nothing."""
+        if not self.streams.captures:
+            yield
+            return
+        self.call("swap_contents")
+        try:
+            yield
+        finally:
+            self.call("swap_contents")
 
     @staticmethod
     def owner_on_the_host(address: int | None) -> str:
@@ -179,6 +190,7 @@ def _enter(device: CudaDevice) -> None:
 
 def _leave(device: CudaDevice, of_thread: object) -> None:
     _active.remove(device)
+    device.streams.captures.abandon()
     device.call("exchange_stream", 0)
     device.streams.of_thread = of_thread
     if _active:
@@ -199,11 +211,22 @@ def install() -> None:
     own.impl("host_waits", lambda name, address, nbytes: _active[-1].wait(name, address, nbytes), "CPU")
     own.impl("worked", lambda name: _active[-1].worked(name), "CPU")
     own.impl("stands_in", _stands_in, "CPU")
+    own.impl("order", lambda what, stream, event: _active[-1].streams.order(what, stream, event), "CPU")
     aten = torch.library.Library("aten", "IMPL")
     for name, function in operators.kernels():
         aten.impl(name, function, "CUDA")
     install.libraries = own, aten  # they end what they have registered when they end
+    CudaDevice.call("set_of_one_device", operators.of_one_device())
     _serve_storages()
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    """Does as torch where CUDA was in use when the process was forked; the emulator's own forks use no tensors."""
+    for device in _active:
+        device.in_bad_fork = torch.cuda.is_initialized() or device.in_bad_fork
+    if _active:
+        CudaDevice.call("forked", _active[-1].in_bad_fork)
 
 
 def _stands_in(name: str) -> bool:
@@ -213,8 +236,9 @@ def _stands_in(name: str) -> bool:
 
 
 def _serve_storages() -> None:
-    """Gives ``torch.UntypedStorage`` a device argument of "cuda", with which deepcopy and torch.load call it."""
-    made = torch.UntypedStorage.__new__
+    """Gives ``torch.UntypedStorage`` a device argument of "cuda", with which deepcopy and torch.load call it, and
+    another size on the device."""
+    made, resized = torch.UntypedStorage.__new__, torch.UntypedStorage.resize_
 
     def new(cls: type, *args: object, device: object = None, **keywords: object) -> object:
         if device is None or torch.device(device).type != "cuda":
@@ -224,4 +248,12 @@ def _serve_storages() -> None:
             return torch.empty(content, dtype=torch.uint8, device=device).untyped_storage()
         return torch.tensor(list(content), dtype=torch.uint8, device=device).untyped_storage()
 
-    torch.UntypedStorage.__new__ = new
+    def resize(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:
+        if storage.device.type != "cuda":
+            return resized(storage, nbytes)
+        if not storage.resizable():
+            raise RuntimeError("Trying to resize storage that is not resizable")
+        CudaDevice.call("resize_storage", storage, nbytes)
+        return storage
+
+    torch.UntypedStorage.__new__, torch.UntypedStorage.resize_ = new, resize

@@ -13,15 +13,23 @@ TORCH_LIBRARY(cute_device, m) {
     m.def("host_waits(str name, int address, int nbytes) -> ()");
     m.def("worked(str name) -> ()");
     m.def("stands_in(str name) -> bool");
+    m.def("order(str what, int stream, int event) -> int");
 
     m.def("activate(int new_byte, int most_bytes, str[] libraries) -> ()",
         [](int64_t new_byte, int64_t most_bytes, std::vector<std::string> libraries) {
             begin_memory(new_byte, most_bytes, std::move(libraries));
             install_guard();
+            in_bad_fork = false;
             active = true;
         });
+    // In a process that was forked: whether the one from which it was uses the device.
+    m.def("forked(bool is_bad) -> ()", [](bool is_bad) {
+        in_bad_fork = is_bad;
+        torch::utils::set_requires_device_init(DeviceType::CUDA, true);
+    });
     m.def("deactivate() -> ()", [] {
         active = false;
+        in_bad_fork = false;
         torch::utils::set_requires_device_init(DeviceType::CUDA, true);  // which raises, as before
     });
     // Whether this thread is one of the program; returns whether it was.
@@ -62,8 +70,19 @@ TORCH_LIBRARY(cute_device, m) {
     });
     m.def("reset_peak() -> ()", [] { reset_peak(); });
 
+    m.def("resize_storage(Storage storage, int nbytes) -> ()", &resize_storage);
+    m.def("set_of_one_device(str[] names) -> ()", [](const std::vector<std::string>& names) {
+        of_one_device().insert(names.begin(), names.end());
+    });
+
     m.def("begin_graph() -> int", [] { return begin_graph(); });
-    m.def("end_graph() -> ()", [] { end_graph(); });
+    m.def("capture_stream(int graph, int stream) -> ()", &capture_stream);
+    m.def("end_graph(int graph) -> ()", [](int64_t graph) { end_graph(graph); });
+    // Changes contents of before all captures and those that they have left, until it is called again.
+    m.def("swap_contents() -> ()", [] { swap_all_contents(); });
+    m.def("work_of_graph(int graph, int stream) -> int", [](int64_t graph, int64_t stream) {
+        return graph_of(graph)->work[stream];
+    });
     m.def("operators_of_graph(int graph) -> int", [](int64_t graph) {
         return static_cast<int64_t>(graph_of(graph)->operators.size());
     });
@@ -82,6 +101,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl("empty_strided", &empty_strided);
     m.impl("copy_", &copy_);
     m.impl("record_stream", [](at::Tensor&, Stream) {});
+    m.impl("_foreach_copy_", [](at::TensorList to, at::TensorList from, bool non_blocking) {  // of both devices
+        for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i], non_blocking);
+    });
     // Composites that ask for the device and choose what only builds for CUDA have.
     for (const char* name : {"convolution", "convolution_backward"})
         m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());

@@ -1,17 +1,14 @@
-// Operators of torch that a CUDA graph holds: noted while a thread captures it, and run again by each replay.
+// Operators of torch that a CUDA graph holds: noted in streams that are captured, and run again by each replay.
 //
 // A capture on a GPU runs nothing. Here the operators do run, for the shapes of their results; memory that was there
-// before the capture has its contents back when it ends.
+// before the capture has its contents back when it ends, and while work runs that is not captured.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "hooks.h"
 
 namespace {
-
-using Values = std::vector<c10::IValue>;
 
 // A tensor with the contents of another and another storage; as a view of a tensor it keeps what that is for autograd,
 // also in inference mode.
@@ -72,10 +69,16 @@ struct Captured {
 
 struct Graph {
     std::vector<Captured> operators{};
+    std::map<int64_t, int64_t> work{};  // number of operators of each stream
     std::vector<std::pair<c10::Storage, std::string>> before{};  // contents of memory that the operators have written
     std::vector<c10::Storage> kept{};  // memory that was made meanwhile, and is the graph's
-    uint64_t serial = 0;                                         // of the latest memory that was there before
-    at::Tensor generator{};                                      // state of the default one
+    std::unordered_set<uint64_t> own{};  // serial numbers of all such memory
+    at::Tensor generator{};              // state of the default one
+
+    void add(Captured captured) {
+        operators.push_back(std::move(captured));
+        ++work[stream_of_thread];
+    }
 };
 
 std::mutex graphs_mutex;
@@ -83,42 +86,93 @@ std::map<int64_t, std::shared_ptr<Graph>>& graphs() {
     static auto* it = new std::map<int64_t, std::shared_ptr<Graph>>;
     return *it;
 }
-thread_local std::shared_ptr<Graph> capturing;
+std::map<int64_t, std::shared_ptr<Graph>>& captured_streams() {
+    static auto* it = new std::map<int64_t, std::shared_ptr<Graph>>;
+    return *it;
+}
+std::atomic<bool> any_capture{false};
 
 std::shared_ptr<Graph> graph_of(int64_t number) {
     std::lock_guard<std::mutex> lock(graphs_mutex);
     return graphs().at(number);
 }
 
+// The graph into which the current stream is captured, if it is.
+std::shared_ptr<Graph> capturing() {
+    if (!any_capture) return nullptr;
+    std::lock_guard<std::mutex> lock(graphs_mutex);
+    const auto found = captured_streams().find(stream_of_thread);
+    return found == captured_streams().end() ? nullptr : found->second;
+}
+
+void memory_was_made(uint64_t serial) {
+    if (const auto graph = capturing()) graph->own.insert(serial);
+}
+
 int64_t begin_graph() {
     static int64_t latest = 0;
     auto made = std::make_shared<Graph>();
-    made->serial = latest_serial();
     made->generator = at::Tensor(default_generator().unsafeGetGeneratorImpl()->get_state());
     std::lock_guard<std::mutex> lock(graphs_mutex);
-    graphs()[++latest] = capturing = made;
+    graphs()[++latest] = made;
     return latest;
 }
 
-void end_graph() {
-    auto graph = std::exchange(capturing, nullptr);
-    if (!graph) return;
-    for (auto& [storage, content] : graph->before)
-        memcpy(storage.mutable_data(), content.data(), std::min(content.size(), storage.nbytes()));
+// From here on, until the graph ends, what is done in a stream is part of it.
+void capture_stream(int64_t number, int64_t stream) {
+    std::lock_guard<std::mutex> lock(graphs_mutex);
+    captured_streams()[stream] = graphs().at(number);
+    any_capture = true;
+}
+
+// Contents of memory of before the capture change places with those that its operators have left.
+void swap_contents(Graph& graph) {
+    for (auto& [storage, content] : graph.before) {
+        auto* data = static_cast<char*>(storage.mutable_data());
+        std::swap_ranges(data, data + std::min(content.size(), storage.nbytes()), content.begin());
+    }
+}
+
+void swap_all_contents() {
+    std::unordered_set<Graph*> all;
+    std::lock_guard<std::mutex> lock(graphs_mutex);
+    for (auto& [stream, graph] : captured_streams())
+        if (all.insert(graph.get()).second) swap_contents(*graph);
+}
+
+// Work in a stream that is not captured, which runs at once: it finds memory as if captures had run nothing.
+struct BesideCaptures {
+    const bool is_beside;
+    explicit BesideCaptures(bool is_captured) : is_beside(any_capture && !is_captured) {
+        if (is_beside) swap_all_contents();
+    }
+    ~BesideCaptures() {
+        if (is_beside) swap_all_contents();
+    }
+};
+
+void end_graph(int64_t number) {
+    const auto graph = graph_of(number);
+    {
+        std::lock_guard<std::mutex> lock(graphs_mutex);
+        std::erase_if(captured_streams(), [&](const auto& each) { return each.second == graph; });
+        any_capture = !captured_streams().empty();
+    }
+    swap_contents(*graph);
     graph->before.clear();
     default_generator().unsafeGetGeneratorImpl()->set_state(*graph->generator.unsafeGetTensorImpl());
 }
 
-// Before an operator of a capture runs: keeps what it may overwrite.
-void keep_contents(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
-    const auto keep = [](const at::Tensor& tensor) {
-        if (!is_device_tensor(tensor) || !tensor.storage().nbytes()) return tensor;
+// Before an operator of a capture runs: keeps what it may overwrite, also of the host, as pinned memory is.
+void keep_contents(Graph& graph, const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+    const auto keep = [&graph](const at::Tensor& tensor) {
+        if (!is_device_tensor(tensor) && !(tensor.defined() && tensor.is_cpu() && tensor.has_storage())) return tensor;
         const auto& storage = tensor.storage();
         const auto* data = static_cast<const char*>(storage.data());
-        for (const auto& [known, content] : capturing->before)
+        if (!storage.nbytes() || graph.own.count(allocation_at(reinterpret_cast<uintptr_t>(data)).serial)) return tensor;
+        for (const auto& [known, content] : graph.before)
             if (known.is_alias_of(storage)) return tensor;
-        if (allocation_at(reinterpret_cast<uintptr_t>(data)).serial <= capturing->serial)
-            capturing->before.emplace_back(storage, std::string(data, storage.nbytes()));
+        graph.before.emplace_back(storage, std::string(data, storage.nbytes()));
         return tensor;
     };
     for (size_t i = 0; i < arguments.size(); ++i) {

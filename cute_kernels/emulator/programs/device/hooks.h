@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -14,7 +15,22 @@ using c10::Device, c10::DeviceIndex, c10::DeviceType, c10::Stream;
 thread_local int64_t stream_of_thread = 0;
 int64_t exchange_stream(int64_t stream) { return std::exchange(stream_of_thread, stream); }
 
-// Everything is complete when a call returns, as far as torch is concerned; the order of streams is kept in Python.
+using Values = std::vector<c10::IValue>;
+
+// Calls a function of Python, whose exceptions pass through the operator to the program.
+c10::IValue ask(const char* name, Values arguments, bool answers = false) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &arguments);
+    return answers ? arguments.back() : c10::IValue();
+}
+
+// The order of streams is kept in Python, events by numbers.
+int64_t order(const char* what, int64_t stream, const void* event = nullptr) {
+    if (!active) return 0;
+    return ask("cute_device::order", {std::string(what), stream, reinterpret_cast<int64_t>(event)}, true).toInt();
+}
+
+// Everything is complete when a call returns, as far as torch is concerned.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
     DeviceType type() const override { return DeviceType::CUDA; }
     Device exchangeDevice(Device to) const override { check_index(to); return kDevice; }
@@ -23,22 +39,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     void uncheckedSetDevice(Device) const noexcept override {}
     Stream getStream(Device) const override { return Stream(Stream::UNSAFE, kDevice, stream_of_thread); }
     Stream getDefaultStream(Device) const override { return Stream(Stream::UNSAFE, kDevice, 0); }
-    Stream getNewStream(Device, int) const override { return getDefaultStream(kDevice); }
-    Stream getStreamFromGlobalPool(Device, bool) const override { return getDefaultStream(kDevice); }
+    Stream getNewStream(Device, int) const override { return Stream(Stream::UNSAFE, kDevice, order("create", 0)); }
+    Stream getStreamFromGlobalPool(Device, bool) const override { return getNewStream(kDevice, 0); }
     Stream exchangeStream(Stream to) const override {
         return Stream(Stream::UNSAFE, kDevice, exchange_stream(to.id()));
     }
-    DeviceIndex deviceCount() const noexcept override { return active ? 1 : 0; }
-    void record(void** event, const Stream&, DeviceIndex, c10::EventFlag) const override {
-        *event = const_cast<Guard*>(this);
+    DeviceIndex deviceCount() const noexcept override { return is_there() ? 1 : 0; }
+    void record(void** event, const Stream& stream, DeviceIndex, c10::EventFlag) const override {
+        *event = reinterpret_cast<void*>(order("record", stream.id(), *event));
     }
-    void block(void*, const Stream&) const override {}
-    bool queryEvent(void*) const override { return true; }
+    void block(void* event, const Stream& stream) const override { order("block", stream.id(), event); }
+    bool queryEvent(void* event) const override { return order("synchronize", 0, event) == 0; }
     void destroyEvent(void*, DeviceIndex) const noexcept override {}
-    bool queryStream(const Stream&) const override { return true; }
-    void synchronizeStream(const Stream&) const override {}
-    void synchronizeEvent(void*) const override {}
-    void synchronizeDevice(DeviceIndex) const override {}
+    bool queryStream(const Stream& stream) const override { return order("synchronize", stream.id()) == 0; }
+    void synchronizeStream(const Stream& stream) const override { order("synchronize", stream.id()); }
+    void synchronizeEvent(void* event) const override { order("synchronize", 0, event); }
+    void synchronizeDevice(DeviceIndex) const override { order("synchronize device", 0); }
 };
 
 // A generator that says it is of the device; the CPU's kernels draw from the one inside.
@@ -69,10 +85,10 @@ const at::Generator& default_generator() {
 
 struct Hooks final : at::CUDAHooksInterface {
     void init() const override {}
-    bool isBuilt() const override { return active; }
+    bool isBuilt() const override { return is_there(); }
     bool isAvailable() const override { return active; }
     bool hasPrimaryContext(DeviceIndex) const override { return active; }
-    bool hasCUDA() const override { return active; }
+    bool hasCUDA() const override { return is_there(); }
     int getNumGPUs() const override { return active ? 1 : 0; }
     DeviceIndex deviceCount() const override { return active ? 1 : 0; }
     DeviceIndex current_device() const override { return 0; }

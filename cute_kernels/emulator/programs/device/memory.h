@@ -34,6 +34,17 @@ const c10::Device kDevice(c10::DeviceType::CUDA, 0);
 std::atomic<bool> active{false};
 thread_local bool inside = false;
 
+// Whether it or anything that was made on it is there: backward functions of what a program has left ask for its streams.
+std::atomic<int64_t> allocations_left{0};
+bool is_there() { return active || allocations_left > 0; }
+
+// Where CUDA cannot be used: in a process that was forked of a program that had begun to use it.
+std::atomic<bool> in_bad_fork{false};
+void check_fork() {
+    TORCH_CHECK(!in_bad_fork, "CUDA error: initialization error: this process was forked from one that uses CUDA; with "
+        "multiprocessing, use the 'spawn' start method");
+}
+
 struct Allocation {
     uintptr_t address = 0;
     size_t nbytes = 0;
@@ -93,9 +104,11 @@ char* map(size_t size) {
 
 void release(void* pointer);
 void reset_peak();
+void memory_was_made(uint64_t serial);
 
 struct DeviceMemory final : c10::DeviceAllocator {
     c10::DataPtr allocate(size_t nbytes) override {
+        check_fork();
         if (nbytes == 0) return {nullptr, nullptr, &release, kDevice};
         Memory& m = memory();
         std::lock_guard<std::mutex> lock(m.mutex);
@@ -123,7 +136,9 @@ struct DeviceMemory final : c10::DeviceAllocator {
             return each.address < address - kGuard + size && address - kGuard < each.address + each.nbytes;
         };
         m.freed.erase(std::remove_if(m.freed.begin(), m.freed.end(), gone), m.freed.end());
+        memory_was_made(made.serial);
         m.live.emplace(address, std::move(made));
+        ++allocations_left;
         m.used += nbytes;
         m.peak = std::max(m.peak, m.used);
         return {pointer, pointer, &release, kDevice};
@@ -212,6 +227,7 @@ void release(void* pointer) {
     m.freed.push_back(std::move(found->second));
     if (m.freed.size() > kMostFreed) m.freed.pop_front();
     m.live.erase(found);
+    --allocations_left;
     char* start = static_cast<char*>(pointer) - kGuard;
     if (size >= kLarge || m.spare_bytes + size > kMostSpare) {
         munmap(start, size);
@@ -262,11 +278,6 @@ Allocation freed_at(uintptr_t address) {
     for (auto each = freed.rbegin(); each != freed.rend(); ++each)
         if (each->address <= address && address < each->address + each->nbytes) return *each;
     return {};
-}
-
-uint64_t latest_serial() {
-    std::lock_guard<std::mutex> lock(memory().mutex);
-    return memory().serial;
 }
 
 std::pair<size_t, size_t> used_and_peak() {

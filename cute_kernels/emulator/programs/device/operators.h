@@ -14,13 +14,6 @@ namespace {
 // Whether Python wants to know of each operator that changes or makes device memory.
 std::atomic<bool> watched{false};
 
-// Calls a function of Python, whose exceptions pass through the operator to the program.
-c10::IValue ask(const char* name, Values arguments, bool answers = false) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &arguments);
-    return answers ? arguments.back() : c10::IValue();
-}
-
 // The host waits for the current stream, in which an operator reads a tensor, or none.
 void host_waits(const std::string& name, const at::Tensor* read) {
     if (!active) return;
@@ -91,11 +84,17 @@ const std::unordered_map<std::string, const char*> kReads = {  // for whose resu
     {"aten::_unique", "unique"}, {"aten::_unique2", "unique"}, {"aten::unique_dim", "unique"},
     {"aten::unique_consecutive", "unique_consecutive"}, {"aten::unique_dim_consecutive", "unique_consecutive"}};
 
+// Names of operators all of whose tensors, also those of one element, must be on the device.
+std::unordered_set<std::string>& of_one_device() {
+    static auto* it = new std::unordered_set<std::string>;
+    return *it;
+}
+
 struct Facts {  // of an operator, that take time to find
     c10::OperatorName name{"", ""};
     std::string text{};  // its name as torch writes it
     const char* reads = nullptr;
-    bool mixes = false, indexes = false, writes = false, is_of_torch = false;
+    bool mixes = false, indexes = false, puts = false, refuses_scalars = false, writes = false, is_of_torch = false;
     int device = -1, generator = -1, pin = -1;
 };
 
@@ -105,8 +104,9 @@ const Facts* found_facts(const c10::OperatorHandle& op) {
     made->name = op.operator_name();
     made->text = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
     made->is_of_torch = schema.name().rfind("aten::", 0) == 0 || schema.name().rfind("prims::", 0) == 0;
-    made->mixes = kMixes.count(schema.name()) || schema.name().rfind("aten::_foreach", 0) == 0 ||
-        schema.name().rfind("aten::_fused", 0) == 0;
+    made->mixes = kMixes.count(schema.name()) || schema.name().rfind("aten::_foreach", 0) == 0;
+    made->refuses_scalars = of_one_device().count(made->text);
+    made->puts = schema.name().find("index_put") != std::string::npos && made->mixes;
     made->indexes = schema.name().find("index") != std::string::npos && made->mixes;
     made->writes = schema.is_mutable();
     if (auto read = kReads.find(schema.name()); read != kReads.end()) made->reads = read->second;
@@ -133,18 +133,23 @@ const Facts& facts(const c10::OperatorHandle& op) {
     return *made;
 }
 
+bool is_mask(const std::optional<at::Tensor>& index) {
+    return index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
+}
+
 // The call of one operator on the CPU.
 struct Call {
     const Facts& what;
     std::vector<std::pair<at::Tensor, at::Tensor>> views{};  // device tensor, what stands for it
     Storages storages{};
-    bool has_host = false;
+    bool counts_places = what.indexes;
+    bool has_host = false, has_generator = false;
 
     at::Tensor lower(const at::Tensor& tensor) {
         if (!is_device_tensor(tensor)) {
             TORCH_CHECK_NOT_IMPLEMENTED(!tensor.defined() || !tensor.is_cuda(), what.text, ": a tensor of layout ",
                 tensor.layout(), " on the emulated device");
-            has_host |= tensor.defined() && tensor.is_cpu() && tensor.dim() > 0;
+            has_host |= tensor.defined() && tensor.is_cpu() && (tensor.dim() > 0 || what.refuses_scalars);
             return tensor;
         }
         for (auto& [device, host] : views)
@@ -157,11 +162,13 @@ struct Call {
     c10::IValue lower(const c10::IValue& value) {
         if (value.isStorage() && value.toStorage().device_type() == DeviceType::CUDA)
             return storages.lower(value.toStorage());
-        if (value.isGenerator()) return host_generator(value.toGenerator());
-        if (what.indexes && value.isOptionalTensorList())  // of a mask the places are counted
+        if (value.isGenerator()) {
+            has_generator = true;
+            return host_generator(value.toGenerator());
+        }
+        if (counts_places && value.isOptionalTensorList())  // of masks
             for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector())
-                if (each && each->defined() && (each->scalar_type() == at::kBool || each->scalar_type() == at::kByte))
-                    host_waits("index of a mask", is_device_tensor(*each) ? &*each : nullptr);
+                if (is_mask(each)) host_waits("index of a mask", is_device_tensor(*each) ? &*each : nullptr);
         return mapped_tensors(value, [this](const at::Tensor& tensor) { return lower(tensor); });
     }
 
@@ -194,6 +201,18 @@ struct Call {
     }
 };
 
+// Whether it puts one element of the host where one mask says, which torch does by masked_fill_: nothing is counted.
+bool is_filled_by_mask(const Facts& what, const c10::IValue* arguments) {
+    if (!what.puts || arguments[3].toBool()) return false;
+    const auto& value = arguments[2].toTensor();
+    int masks = 0;
+    for (const std::optional<at::Tensor>& each : arguments[1].toOptionalTensorVector()) {
+        if (each && each->defined() && !is_mask(each)) return false;
+        masks += is_mask(each);
+    }
+    return masks == 1 && value.is_cpu() && value.numel() == 1;
+}
+
 bool has_kernel_for_host(const c10::OperatorHandle& op, const Facts& what) {
     if (what.is_of_torch) return true;
     if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
@@ -201,8 +220,8 @@ bool has_kernel_for_host(const c10::OperatorHandle& op, const Facts& what) {
 }
 
 // Prepares arguments that are no tensors; returns whether the result is one of the host.
-bool place(const Facts& what, c10::IValue* arguments) {
-    bool to_host = false;
+bool place(const Facts& what, c10::IValue* arguments, bool has_generator_alone) {
+    bool to_host = what.device >= 0 && arguments[what.device].isNone() && has_generator_alone;
     if (what.device >= 0 && !arguments[what.device].isNone()) {
         auto& device = arguments[what.device];
         to_host = device.toDevice().is_cpu();
@@ -218,23 +237,32 @@ bool place(const Facts& what, c10::IValue* arguments) {
 }
 
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    check_fork();
     const Facts& what = facts(op);
     TORCH_CHECK_NOT_IMPLEMENTED(has_kernel_for_host(op, what), "Could not run '", what.text,
         "' with arguments from the 'CUDA' backend. It is only available for these backends: [CPU]");
     Call call{what};
     const size_t count = op.schema().arguments().size(), first = stack->size() - count;
     c10::IValue* arguments = stack->data() + first;
-    const auto graph = capturing;
+    const auto graph = capturing();
+    const BesideCaptures beside(graph != nullptr);
     Values noted;
     if (graph) {
-        keep_contents(op, c10::ArrayRef<c10::IValue>(arguments, count));
+        keep_contents(*graph, op, c10::ArrayRef<c10::IValue>(arguments, count));
         noted = aliases(c10::ArrayRef<c10::IValue>(arguments, count));
     }
-    for (size_t i = 0; i < count; ++i) arguments[i] = call.lower(arguments[i]);
+    if (is_filled_by_mask(what, arguments)) call.counts_places = false;
+    for (size_t i = 0; i < count; ++i) {
+        const auto* info = op.schema().arguments()[i].alias_info();
+        if (info && info->isWrite() && arguments[i].isTensor()) call.has_host |= arguments[i].toTensor().is_cpu();
+        arguments[i] = call.lower(arguments[i]);
+    }
     TORCH_CHECK(what.mixes || !call.has_host || call.views.empty(),
         "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (in ",
         what.text, ")");
-    const bool to_host = place(what, arguments);
+    const bool to_host = place(what, arguments, call.has_generator && call.views.empty());
+    TORCH_CHECK(!call.has_generator || !(to_host || (what.device < 0 && call.views.empty())),
+        "Expected a 'cpu' device type for generator but found 'cuda'");
     if (to_host && !call.views.empty()) host_waits("copy to the host", &call.views[0].first);
     op.callBoxed(stack);
     call.update();
@@ -242,15 +270,22 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const size_t results = op.schema().returns().size(), start = stack->size() - results;
     for (size_t i = start; i < start + results; ++i)
         (*stack)[i] = mapped_tensors((*stack)[i], [&](const at::Tensor& each) { return call.raise(each); });
-    if (graph)
-        graph->operators.push_back(
-            {op, std::move(noted), aliases(c10::ArrayRef<c10::IValue>(stack->data() + start, results))});
+    if (graph) graph->add({op, std::move(noted), aliases(c10::ArrayRef<c10::IValue>(stack->data() + start, results))});
     if (watched && (what.writes || call.storages.made_memory)) ask("cute_device::worked", {what.text});
+}
+
+// Other memory with as much of the contents as there is room for, as ``UntypedStorage.resize_`` makes.
+void resize_storage(const c10::Storage& storage, int64_t nbytes) {
+    auto made = device_memory()->allocate(nbytes);
+    const auto kept = std::min<size_t>(nbytes, storage.nbytes());
+    if (kept) memcpy(made.get(), storage.data(), kept);
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(made));
+    storage.unsafeGetStorageImpl()->set_nbytes(nbytes);
 }
 
 at::Tensor noted(at::Tensor made) {
     describe_memory(made);
-    if (capturing) capturing->kept.push_back(made.storage());
+    if (const auto graph = capturing()) graph->kept.push_back(made.storage());
     return made;
 }
 
@@ -269,13 +304,16 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::op
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
+    check_fork();
     if (self.is_cuda() != from.is_cuda() && !non_blocking)
         host_waits(self.is_cuda() ? "copy to the device" : "copy to the host", from.is_cuda() ? &from : nullptr);
-    if (capturing) {
+    const auto graph = capturing();
+    const BesideCaptures beside(graph != nullptr);
+    if (graph) {
         static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
         const Values arguments{self, from, non_blocking};
-        keep_contents(op, arguments);
-        capturing->operators.push_back({op, aliases(arguments), {}});
+        keep_contents(*graph, op, arguments);
+        graph->add({op, aliases(arguments), {}});
     }
     Storages storages;
     at::Tensor to = self.is_cuda() ? on_host(self, storages) : self;

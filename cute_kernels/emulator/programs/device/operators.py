@@ -1,8 +1,11 @@
-"""Operators that torch has for CUDA only, out of operators that it has for every device."""
+"""Operators that torch has for CUDA only, out of operators that it has for every device; what it asks of tensors."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -27,6 +30,23 @@ def kernels() -> Iterator[tuple[str, Callable[..., object]]]:
     yield "_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward
     yield "_thnn_fused_gru_cell", _gru_cell
     yield "_thnn_fused_gru_cell_backward", _gru_cell_backward
+
+
+def of_one_device() -> list[str]:
+    """Names of operators whose tensors torch's kernels for CUDA all want on the device, also those of one element.
+
+    The file from which torch's kernels are registered says so; others let a tensor of the host stand for a number.
+    """
+    found = importlib.util.find_spec("torchgen")
+    path = Path(found.origin).with_name("packaged") / "ATen/native/native_functions.yaml" if found is not None else None
+    if path is None or not path.exists():
+        return []
+    functions = path.read_text().split("\n- func: ")[1:]
+    checked = [each for each in functions if "device_check: NoCheck" not in each and _OF_CUDA.search(each)]
+    return ["aten::" + each.partition("(")[0] for each in checked]
+
+
+_OF_CUDA = re.compile(r"^    [^#\n:]*\bCUDA\b[^\n:]*:|^  structured_delegate:", re.MULTILINE)
 
 
 def _added(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from cute_kernels.common.chips import DEFAULT_SMEM_BYTES, MEMORY_BYTES, Chip
-from cute_kernels.emulator.programs.device import memory_statistics
+from cute_kernels.emulator.programs.device import memory_statistics, tensor_types
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.programs.streams import Streams
@@ -30,7 +30,7 @@ class Device(Protocol):
     chip: Chip
     streams: Streams
     synchronising: int
-    refuse: Callable[[str], None]
+    in_bad_fork: bool
 
     def call(self, name: str, *arguments: object) -> object:
         """Calls an operator of the device."""
@@ -57,10 +57,6 @@ def of_c(device: Device) -> dict[str, object]:
     """Functions of ``torch._C``."""
     call = device.call
 
-    def synchronize() -> None:
-        device.refuse("cuda.synchronize")
-        device.streams.host_waits()
-
     def set_stream(stream_id: int, **_: int) -> None:
         call("exchange_stream", stream_id)
 
@@ -76,8 +72,8 @@ def of_c(device: Device) -> dict[str, object]:
         "_cuda_setDevice": check,
         "_cuda_exchangeDevice": _same,
         "_cuda_maybeExchangeDevice": _same,
-        "_cuda_synchronize": synchronize,
-        "_cuda_isInBadFork": lambda: False,
+        "_cuda_synchronize": lambda: device.streams.host_waits("torch's cuda.synchronize"),
+        "_cuda_isInBadFork": lambda: device.in_bad_fork,
         "_cuda_getCurrentStream": lambda index: (call("stream"), 0, _TYPE),
         "_cuda_getCurrentRawStream": lambda index: call("stream"),
         "_cuda_getDefaultStream": lambda index: (_DEFAULT, 0, _TYPE),
@@ -118,20 +114,37 @@ def _of_cuda(device: Device) -> Iterator[tuple[object, str, object]]:
         return device.call("used")[0]
 
     queries = {
-        "_initialized": True,  # torch would look for the CUDA runtime
+        "_initialized": False,  # as in a process of its own
+        "_queued_calls": [],
+        "_lazy_seed_tracker": type(cuda._lazy_seed_tracker)(),
+        "_is_in_bad_fork": lambda: device.in_bad_fork,
+        "_cudart": _runtime(used),
         "_cached_device_count": 1,  # torch would ask NVML
         "_exchange_device": _same,
         "_maybe_exchange_device": _same,
         "default_generators": (device.call("default_generator"),),
         "get_device_properties": lambda device=None: properties if check(device) == 0 else None,
         "mem_get_info": lambda device=None: (MEMORY_BYTES - used(), MEMORY_BYTES),
-        "init": _nothing(),
-        "_lazy_init": _nothing(),
     }
     for name, value in queries.items():
         yield cuda, name, value
+    for name, kind in tensor_types.classes():
+        yield cuda, name, kind
+    yield torch._C, "_set_default_tensor_type", tensor_types.set_default
     ranges = {"rangePushA": lambda text: 0, "rangePop": lambda: 0, "markA": _nothing()}
     yield cuda.nvtx, "_nvtx", types.SimpleNamespace(**ranges, rangeStartA=lambda text: 0, rangeEnd=_nothing())
+
+
+def _runtime(used: Callable[[], int]) -> types.SimpleNamespace:
+    """Functions of the CUDA runtime that ``torch.cuda.cudart()`` has, which return a status."""
+    fine = 0
+    names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
+    return types.SimpleNamespace(
+        **{name: lambda *_: fine for name in names},
+        cudaError=types.SimpleNamespace(success=fine),
+        cudaGetErrorString=str,
+        cudaMemGetInfo=lambda device: (MEMORY_BYTES - used(), MEMORY_BYTES),
+    )
 
 
 def _properties(chip: Chip) -> types.SimpleNamespace:

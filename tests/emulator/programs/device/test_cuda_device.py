@@ -43,7 +43,8 @@ def session() -> Iterator[Session]:
 def launch(x: torch.Tensor, y: torch.Tensor, factor: float) -> None:
     """y = factor * x + 1 by a kernel."""
     given = [from_dlpack(t).mark_layout_dynamic() for t in (x, y)]
-    scale_program.host(*given, cutlass.Float32(factor), cutlass.Int32(x.numel()), cuda.CUstream(0))
+    stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
+    scale_program.host(*given, cutlass.Float32(factor), cutlass.Int32(x.numel()), stream)
 
 
 def samples(*arguments: str) -> list[str]:
@@ -112,6 +113,8 @@ SAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a mask": lambda x: x[torch.ones(len(x), dtype=torch.bool, device="cuda")],
     "complex": lambda x: torch.complex(x, x).conj().real,
     "inference": torch.inference_mode()(lambda x: x + 0),
+    "a type of tensors": lambda x: torch.cuda.FloatTensor(x.tolist()),
+    "the name of a type": lambda x: x.cpu().type("torch.cuda.FloatTensor"),
     "a view in inference": torch.inference_mode()(lambda x: x.view(-1, 2).clone().view(x.shape)),
 }
 
@@ -196,6 +199,22 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "an operation of both devices": (lambda x: x + torch.ones(4), "at least two devices"),
     "a product of both": (lambda x: x.view(2, 2) @ torch.ones(2, 2), "same device|two devices"),
     "a second device": (lambda x: x.to("cuda:1"), "invalid device ordinal: cuda:1"),
+    "an index of one element on the host": (lambda x: x.index_select(0, torch.tensor(1)), "same device"),
+    "a part of one element on the host": (lambda x: torch.cat([x, torch.ones(1)]), "same device"),
+    "a bound of one element on the host": (lambda x: x.clamp(min=torch.tensor(0.0)), "same device"),
+    "a result on the host": (lambda x: torch.ones(()).add_(x[0]), "same device"),
+    "steps on the host": (
+        lambda x: torch._fused_sgd_([x], [torch.ones(4)], [], weight_decay=0, momentum=0, lr=1, dampening=0,
+                                    nesterov=False, maximize=False, is_first_step=True),
+        "same device",
+    ),
+    "the device's generator on the host": (lambda x: torch.rand(2, generator=torch.Generator("cuda")), "'cpu' device"),
+    "the same in place": (lambda x: torch.ones(2).normal_(generator=torch.Generator("cuda")), "'cpu' device"),
+    "the host's generator": (lambda x: x.normal_(generator=torch.Generator()), "'cuda' device"),
+    "the host's generator, without a tensor": (
+        lambda x: torch.rand(2, device="cuda", generator=torch.Generator()), "'cuda' device"
+    ),
+    "a type of tensors, from another": (lambda x: torch.cuda.HalfTensor(x), "expected torch.cuda.HalfTensor"),
     "sparse": (lambda x: x.to_sparse(), "layout Sparse"),
     "more memory than there is": (lambda x: torch.empty(1 << 40, device="cuda"), "out of memory"),
 }
@@ -269,6 +288,96 @@ def test_a_forked_process_has_the_device(session: Session) -> None:
     child.start()
     assert queue.get(timeout=120) == ([0.0, 2.0, 4.0, 6.0], (8, 0))
     child.join()
+
+
+def _in_child_of_the_program(queue: object, used: torch.Tensor | None) -> None:
+    said, ways = [], [lambda: torch.ones(2).cuda(), lambda: torch.ones(2, device="cuda"), lambda: used + 1]
+    for function in ways if used is not None else ways[:2]:
+        try:
+            said.append(function().tolist())
+        except RuntimeError as error:
+            said.append(str(error))
+    queue.put((said, torch.ones(2).sum().item(), torch.cuda.is_initialized()))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("uses", [True, False])
+def test_a_process_that_the_program_forks(session: Session, uses: bool) -> None:
+    """As torch's own: it may use CUDA if its parent has not yet."""
+    context = multiprocessing.get_context("fork")
+    x, queue = torch.ones(2, device="cuda") if uses else None, context.Queue()
+    child = context.Process(target=_in_child_of_the_program, args=(queue, x))
+    child.start()
+    said, of_host, is_initialized = queue.get(timeout=120)
+    child.join()
+    assert of_host == 2 and is_initialized is not uses
+    if uses:
+        assert all("Cannot re-initialize CUDA in forked subprocess" in each for each in said[:2])
+        assert "initialization error" in said[2] and (x + 1).tolist() == [2.0, 2.0]
+    else:
+        assert said[:2] == [[1.0, 1.0]] * 2
+
+
+class OnDevice(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((2,), index, device="cuda")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_worker_that_makes_tensors_on_the_device(session: Session) -> None:
+    torch.ones(2, device="cuda")
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+        list(torch.utils.data.DataLoader(OnDevice(), batch_size=2, num_workers=1, timeout=60))
+
+
+def test_seeds_and_questions_before_the_device_is_used(session: Session) -> None:
+    assert torch.cuda.is_available() and not torch.cuda.is_initialized() and torch.cuda.memory_allocated() == 0
+    torch.cuda.manual_seed(5)
+    assert torch.cuda.initial_seed() == 5 and torch.cuda.is_initialized()
+    assert torch.cuda.cudart().cudaProfilerStart() == 0
+
+
+def test_a_storage_of_another_size(session: Session) -> None:
+    x = torch.arange(4.0, device="cuda")
+    storage, before = x.untyped_storage(), torch.cuda.memory_allocated()
+    storage.resize_(32)
+    assert storage.nbytes() == 32 and x.tolist() == [0, 1, 2, 3] and torch.cuda.memory_allocated() == before + 16
+    storage.resize_(0)
+    assert storage.nbytes() == 0 and torch.cuda.memory_allocated() == before - 16
+    storage.resize_(16)
+    assert x.fill_(3).tolist() == [3.0] * 4
+    host = torch.ones(2).untyped_storage()
+    assert host.resize_(16).nbytes() == 16
+    with pytest.raises(RuntimeError, match="not resizable"):
+        torch.from_dlpack(x).untyped_storage().resize_(4)
+
+
+def test_types_of_tensors(session: Session) -> None:
+    types = torch.cuda
+    assert types.FloatTensor(2, 3).shape == (2, 3) and types.LongTensor([1, 2]).dtype == torch.int64
+    x = types.HalfTensor(4)
+    assert isinstance(x, types.HalfTensor) and not isinstance(x, types.FloatTensor)
+    assert x.type() == "torch.cuda.HalfTensor"
+    assert types.HalfTensor(x).data_ptr() == x.data_ptr() and torch.ones(2).type(types.ByteTensor).dtype == torch.uint8
+    torch.set_default_tensor_type("torch.cuda.DoubleTensor")
+    try:
+        assert torch.zeros(2).is_cuda and torch.tensor([1.0]).dtype == torch.float64
+    finally:
+        torch.set_default_tensor_type(torch.FloatTensor)
+    assert not torch.zeros(2).is_cuda
+
+
+def test_backward_after_the_program() -> None:
+    with capture("sm_90a"):
+        w = torch.ones(3, device="cuda", requires_grad=True)
+        loss = (w * 2).sum()
+    loss.backward()
+    (w * 3).sum().backward()
+    assert w.grad.tolist() == [5.0] * 3
+    assert not torch.cuda.is_available() or torch.version.cuda is not None
 
 
 def test_statistics_of_memory(session: Session) -> None:
@@ -398,6 +507,7 @@ def test_callables_made_into_graphs(session: Session) -> None:
     module, x = Linear().cuda(), torch.randn(3, 4, device="cuda", requires_grad=True)
     expected = module(x)
     (gradient,) = torch.autograd.grad(expected.sum(), x)
+    expected = expected.detach()  # with its graph, gradients would be of the default stream, which cannot be captured
     graphed = torch.cuda.make_graphed_callables(module, (torch.randn(3, 4, device="cuda", requires_grad=True),))
     for _ in range(2):
         made = graphed(x)
@@ -420,6 +530,23 @@ def test_the_host_must_not_wait_while_a_graph_is_captured(session: Session, way:
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), torch.cuda.graph(graph):
         WAITS[way](x)
     assert not torch.cuda.is_current_stream_capturing() and x.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("waits, value", [(False, 0), (False, torch.tensor(0.0)), (True, [0.0] * 4)])
+def test_a_number_where_a_mask_says_is_put_without_waiting(session: Session, waits: bool, value: object) -> None:
+    """torch calls masked_fill_; other values need the number of places."""
+    x = torch.arange(4.0, device="cuda")
+    value = torch.tensor(value[:2], device="cuda") if waits else value
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        if waits:
+            with pytest.raises(RuntimeError, match="index of a mask is a synchronizing"):
+                x[x > 1] = value
+        else:
+            x[x > 1] = value
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert x.tolist() == ([0, 1, 2, 3] if waits else [0, 1, 0, 0])
 
 
 def test_a_mode_in_which_waits_raise(session: Session) -> None:
@@ -494,8 +621,6 @@ def test_captures_that_cannot_be(session: Session) -> None:
         x.add_(1)
         with pytest.raises(RuntimeError, match="must end before another one begins"):
             inner.capture_begin()
-        with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
-            torch.cuda.synchronize()
         x.add_(10)
     assert x.tolist() == [0] * 3
     outer.replay()

@@ -43,8 +43,8 @@ VIRTUAL = {
 """Functions of torch's interfaces that the device has its own of."""
 OF_CUDA = (
     "Stream", "Event", "ExternalStream", "CUDAGraph", "_initialized", "_cached_device_count", "_exchange_device",
-    "_maybe_exchange_device", "default_generators", "get_device_properties", "mem_get_info", "init",
-    "_lazy_init", "MemPool",
+    "_maybe_exchange_device", "default_generators", "get_device_properties", "mem_get_info", "_queued_calls",
+    "_lazy_seed_tracker", "_is_in_bad_fork", "_cudart", "MemPool",
 )  # fmt: skip
 """Names of ``torch.cuda`` that are replaced while a program runs."""
 
@@ -82,6 +82,9 @@ def test_functions_of_torch_s_c_that_are_given(device: cuda_device.CudaDevice) -
 
 def test_names_of_torch_cuda(device: cuda_device.CudaDevice) -> None:
     replaced = {name for module, name, _ in torch_names.names(device) if module is torch.cuda}
+    types = {name for name in replaced if name.endswith("Tensor")}
+    assert {"FloatTensor", "HalfTensor", "BoolTensor"} <= types and all(hasattr(torch, name) for name in types)
+    replaced -= types
     assert replaced | {"CUDAGraph"} == set(OF_CUDA) and all(hasattr(torch.cuda, name) for name in OF_CUDA)
     assert all(hasattr(torch.cuda.graphs, name) for name in ("_cuda_isCurrentStreamCapturing", "_graph_pool_handle"))
     assert hasattr(torch.cuda.graph, "default_capture_stream") and hasattr(torch.cuda.nvtx, "_nvtx")
