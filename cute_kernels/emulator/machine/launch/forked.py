@@ -23,6 +23,20 @@ _PATIENCE = 0.1
 AVAILABLE = hasattr(os, "fork")
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected, and in a process that is forked inside none that both share: that would copy it."""
+    parent, was_enabled = os.getpid(), gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if os.getpid() != parent:
+            gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
 class Ended(Exception):
     """A forked process has ended before it was done, or could not be forked."""
 
@@ -84,7 +98,9 @@ class Forked:
         parent = os.getpid()
         try:
             here, there = multiprocessing.Pipe()
-            with warnings.catch_warnings():
+            # os.fork ends the other threads' Python states in the new process before it returns there. Garbage that was
+            # collected meanwhile would be destroyed by libraries whose threads are gone.
+            with _no_collection(), warnings.catch_warnings():
                 # From Python 3.12 on: of other threads, whose locks the tasks do not take.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process = os.fork()
@@ -97,7 +113,6 @@ class Forked:
         status = 1
         try:
             forks.end_with_parent(parent)
-            gc.freeze()  # collections leave alone what the processes share; to look at it would copy it
             for other in (here, *self._running):  # ends that are the parent's: who writes to them notices its end
                 other.close()
             task(there)

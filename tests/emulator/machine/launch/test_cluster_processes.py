@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import subprocess
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cute_kernels.common import interrupts
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.machine.launch import clusters
+from cute_kernels.emulator.machine.launch import clusters, forked
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.races.launch_accesses import Span
 from cute_kernels.testing.ptx import aligned
@@ -163,3 +165,34 @@ def test_a_program_says_why_a_launch_had_one_process(tmp_path: Path):
 def test_reports_of_a_program_are_those_of_one_process(fault: str, tmp_path: Path):
     done = emulate("--quiet", *FAULTS_SHOWN.get(fault, ()), planted(fault, tmp_path).name, cwd=tmp_path)
     assert done.returncode == 3 and done.stderr == report_file(fault).read_text()
+
+
+def test_a_process_that_is_forked_collects_no_garbage_of_this_one() -> None:
+    """Not even while os.fork destroys what belonged to other threads there: here something that makes objects."""
+    read, write = os.pipe()
+    process, local = os.getpid(), threading.local()
+
+    class Destroyed:
+        def __del__(self) -> None:
+            if os.getpid() != process:
+                os.write(write, b"!")
+
+    class MakesMany:
+        def __del__(self) -> None:
+            self.made = [[] for _ in range(100_000)]
+
+    def fork() -> None:
+        cycle = [Destroyed()]
+        cycle.append(cycle)
+        del cycle
+        with interrupts.deferred(), forked.Forked([lambda connection: connection.send(None)]) as processes:
+            assert list(processes.messages()) == []
+
+    local.of_this_thread = MakesMany()
+    was_enabled = gc.isenabled()
+    gc.collect()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    os.write(write, b".")
+    assert (os.read(read, 2), gc.isenabled()) == (b".", was_enabled)
