@@ -14,6 +14,7 @@ from cute_kernels.commands import emulate as command
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.common import files
 from cute_kernels.common.progress import ProgressLine
+from cute_kernels.common.words import counted
 from cute_kernels.emulator import errors
 from cute_kernels.emulator.checking import outcomes
 from cute_kernels.emulator.checking.mutation import campaign
@@ -118,7 +119,7 @@ def _mutate(
             verdicts += found
     score, seconds = campaign.score(verdicts), time.perf_counter() - start
     if not options.quiet:
-        files.show(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}")
+        files.show(f"mutated: {counted(len(verdicts), 'mutant')} in {seconds:.1f} s, score {score:.1%}")
     outcome.summary = {
         "score": score,
         "mutants": len(verdicts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -27,6 +28,11 @@ class CommandParser(argparse.ArgumentParser):
         namespace, unknown = super().parse_known_args(args[:end], namespace)
         namespace.arguments = args[end:]
         return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Overrides the method of the base class: argparse takes a value that begins with a hyphen for an option."""
+        option, expected, _ = message.removeprefix("argument ").partition(": expected one argument")
+        super().error(message + f"; one that begins with a hyphen is written {option}=VALUE" * bool(expected))
 
     def _program_index(self, args: list[str]) -> int:
         index = 0

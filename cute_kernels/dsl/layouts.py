@@ -25,7 +25,7 @@ def offsets(layout: str) -> np.ndarray:
     try:
         extents, steps = ast.literal_eval(shape), ast.literal_eval(stride)
     except (SyntaxError, ValueError):
-        raise ValueError(f"layout {layout}: its extents and strides must be numbers") from None
+        raise ValueError(f"layout = {layout}: must have numbers for extents and strides") from None
     if isinstance(extents, int):
         extents, steps = (extents,), (steps,)
     if len(extents) >= 3 and isinstance(extents[0], tuple) and all(isinstance(each, int) for each in extents[1:3]):

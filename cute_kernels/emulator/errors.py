@@ -88,6 +88,12 @@ class EmulatorError(RuntimeError):
         self.message += f"; the address was in a tensor {shape}, which has been freed"
         self.know("freed-memory", sentence=f"{access} is in a tensor {shape} that has been freed")
 
+    def on_the_host(self, owner: str) -> None:
+        """Says that the address was one of memory of the host."""
+        access = self.facts.sentence.partition(" is outside of all arrays")[0]
+        self.message += f"; the address is in a {owner}, which a GPU cannot access"
+        self.know("host-memory", sentence=f"{access} is in a {owner}, which a GPU cannot access")
+
     def launch_name(self) -> str:
         """E.g. ``"launch 2, kernel k"``; empty without a launch."""
         if self.launch is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.common.words import counted
 from cute_kernels.config import ITEMSIZE
 from cute_kernels.dsl.layouts import offsets, swizzled
 
@@ -17,7 +18,7 @@ BYTES = {**ITEMSIZE, "bf16": 2, "f16": 2, "f32": 4, "f8": 1, "i8": 1, "u8": 1, "
 
 _BANKS, _WORD, _WAVEFRONT, _WIDEST, _WARP = 32, 4, 128, 16, 32
 _MOST = 1 << 20
-_COMPOSED = re.compile(r"S<(\d+,\d+,\d+)>\s*o\s*0\s*o\s*(.*)")
+_COMPOSED = re.compile(r"S<(\d+,\d+,\d+)>\s*o\s*(-?\d+)\s*o\s*(.*)")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class Shown:
 
     @property
     def _cost(self) -> str:
-        return f"{self.requests} requests of a warp, {self.wavefronts} wavefronts, {self.conflicts} bank conflicts"
+        names = "wavefront", "bank conflict"
+        costs = ", ".join(map(counted, (self.wavefronts, self.conflicts), names))
+        return f"{counted(self.requests, 'request')} of a warp, {costs}"
 
     def _repr_html_(self) -> str:
         rows: dict[int, str] = {}
@@ -81,8 +84,8 @@ def show_layout(
 
     Args:
         layout: of CuTe, as its text or an object of CuTe DSL that prints as one: ``(8,64):(64,1)``, or with a swizzle
-            ``S<3,4,3> o 0 o (8,64):(64,1)``, which swizzles elements, as CuTe's does where a tensor has it. The first
-            mode is rows; further ones are columns, the first fastest.
+            ``S<3,4,3> o 0 o (8,64):(64,1)``, which swizzles elements behind its offset, as CuTe's does where a tensor
+            has it. The first mode is rows; further ones are columns, the first fastest.
         swizzle: ``B,M,S``, of addresses in bytes, as those of pointers to shared memory are: for a composed layout of
             which a pointer gets ``inner``, this and the text of ``outer``.
         dtype: a key of `BYTES`.
@@ -93,18 +96,23 @@ def show_layout(
     Raises:
         ValueError: texts that are none of these, or an index beyond the layout.
     """
-    text, own = str(layout), ""
+    text, own, offset = str(layout), "", 0
     if found := _COMPOSED.fullmatch(text):
-        own, text = found.groups()
+        own, offset, text = found[1], int(found[2]), found[3]
     if swizzle and not re.fullmatch(r"\d+,\d+,\d+", swizzle):
         raise ValueError(f"swizzle = {swizzle}: must be three numbers, B,M,S")
     if dtype not in BYTES:
         raise ValueError(f"dtype = {dtype}: must be one of {', '.join(BYTES)}")
-    size, elements, index = BYTES[dtype], swizzled(_places("layout", text), f"S<{own}>"), _places("lanes", lanes)
+    size, plain, index = BYTES[dtype], offset + _places("layout", text), _places("lanes", lanes)
+    if plain.min() < 0:
+        raise ValueError(f"layout = {layout}: must have no element before its first byte; one is {-plain.min()} before")
+    elements = swizzled(plain, f"S<{own}>")
     elements = elements[None] if elements.ndim == 1 else elements.reshape(len(elements), -1, order="F")
     byte = swizzled(elements * size, f"S<{swizzle}>")
     if index.ndim != 2 or len(index) > _WARP or not 0 <= index.min() <= index.max() < byte.size:
-        raise ValueError(f"lanes = {lanes}: must be (lane, value), of {_WARP} lanes, to {byte.size} coordinates")
+        ends = f"{index.min()} to {index.max()}"
+        must = f"must be (lane, value), of at most {_WARP} lanes, to coordinates 0 to {byte.size - 1}"
+        raise ValueError(f"lanes = {lanes}: {must}; it has shape {index.shape}, and goes to {ends}")
     lane = np.full(byte.size, -1)
     lane[index] = np.arange(len(index))[:, None]
     accessed = byte.ravel(order="F")[index]

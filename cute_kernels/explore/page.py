@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
+from cute_kernels.common.words import counted
 from cute_kernels.config import ITEMSIZE
 from cute_kernels.explore import plan_facts, sweep_outcomes, sweep_text
 from cute_kernels.explore.sweep_table import Row
@@ -198,12 +199,13 @@ def _waves(plan: Plan) -> Iterator[str]:
             continue
         waves = -(-part.tiles // part.clusters)
         last = part.tiles - (waves - 1) * part.clusters
-        clusters = f"{part.clusters:,} clusters of {math.prod(part.cluster)} CTAs"
-        text = f"{part.tiles:,} tiles over {clusters}: {waves:,} waves"
+        clusters = f"{counted(part.clusters, 'cluster')} of {counted(math.prod(part.cluster), 'CTA')}"
+        text = f"{counted(part.tiles, 'tile')} over {clusters}: {counted(waves, 'wave')}"
         share = part.tiles / (waves * part.clusters)
         name = f"{part.operation}: " if len(plan.launches) > 1 else ""
-        yield _tag("p", f"{name}{text}, the last one of {last:,} ({share:.1%} of all turns are used)")
-        yield _bar([(f"{last:,} of {part.clusters:,} in the last wave", 0, last, 1)], part.clusters)
+        yield _tag("p", f"{name}{text}. A wave has a tile for each cluster; all of them together are {share:.1%} full")
+        what = f"{last:,} of {part.clusters:,} clusters have a tile in the last wave"
+        yield _bar([(what, 0, last, 1)], part.clusters)
 
 
 def work_of(problem: Any) -> tuple[int, int]:

@@ -69,7 +69,7 @@ def test_the_page_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     copied_plan = eval(copied, {**vars(configs), "make_plan": make_plan})
     assert copied_plan == whole and legal.config.stages == 3
     # 3,626 rows of tiles of 256 x 128 over 74 pairs; a multiplication and an addition of all elements, all moved once.
-    assert "7,252 tiles over 74 clusters of 2 CTAs: 98 waves, the last one of 74" in seen_page.text
+    assert "7,252 tiles over 74 clusters of 2 CTAs: 98 waves. A wave has" in seen_page.text
     moved = problem.m * 256 + 256 * 256 + problem.m * 256 * 2
     assert f"{2 * problem.m * 256 * 256 / 1e9:,.1f} G operations, {moved / 1e6:,.1f} MB" in seen_page.text
     assert f"device memory: {moved / 7.7e12 * 1e6:,.1f} us" in seen_page.text

@@ -526,6 +526,18 @@ def test_a_field_that_the_user_names_follows_nothing(
     assert reason is None if refusal is None else reason.startswith(refusal)
 
 
+def test_a_shard_is_part_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse takes a value that begins with a hyphen for an option: the message says how to write one."""
+    for words, message in (
+        (["--shard", "-1/2"], "expected one argument; one that begins with a hyphen is written --shard=VALUE"),
+        (["--shard=-1/2"], "--shard: -1/2: must be I/N with 1 <= I <= N"),
+        (["--shard", "3/2"], "--shard: 3/2: must be I/N with 1 <= I <= N"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["sweep", "--vary", "stages=3", *words])
+        assert message in capsys.readouterr().err
+
+
 def test_registers_that_too_many_warpgroups_leave_are_their_fault() -> None:
     problem = PatchEmbedImagesProblem(512, 3, 224, 224, 14, 768, table_rows=256)
     for more in ({}, {"tile_images": 4}, {"tile_images": 16}):

@@ -17,9 +17,11 @@ FOUND: list = []
 
 
 @cute.jit
-def evaluate(shape: cutlass.Constexpr, stride: cutlass.Constexpr, swizzle: cutlass.Constexpr):
+def evaluate(
+    shape: cutlass.Constexpr, stride: cutlass.Constexpr, swizzle: cutlass.Constexpr, offset: cutlass.Constexpr = 0
+):
     """CuTe's place of every coordinate, the first mode fastest."""
-    layout = cute.make_composed_layout(cute.make_swizzle(*swizzle), 0, cute.make_layout(shape, stride=stride))
+    layout = cute.make_composed_layout(cute.make_swizzle(*swizzle), offset, cute.make_layout(shape, stride=stride))
     for i in cutlass.range_constexpr(cute.size(layout)):
         FOUND.append(int(layout(cute.idx2crd(i, shape))))
 
@@ -51,6 +53,10 @@ def test_places_are_those_of_cute(shape, stride, swizzle, dtype: str, size: int)
     composed = show_layout(f"S<{spelled}> o 0 o {text}", dtype=dtype, lanes="(1,1):(0,0)")
     assert (composed.byte.ravel(order="F") // size).tolist() == FOUND
     assert (composed.byte % size == 0).all()
+    FOUND.clear()
+    evaluate(shape, stride, swizzle, 24)
+    moved = show_layout(f"S<{spelled}> o 24 o {text}", dtype=dtype, lanes="(1,1):(0,0)")
+    assert (moved.byte.ravel(order="F") // size).tolist() == FOUND
 
 
 @cute.kernel

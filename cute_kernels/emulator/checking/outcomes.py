@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from cute_kernels.common.words import counted
 from cute_kernels.emulator.checking.mutation.campaign import Kernel
 from cute_kernels.emulator.checking.mutation.judge import Verdict, source_of
 from cute_kernels.emulator.checking.search import Finding, Tally
@@ -44,11 +45,11 @@ def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
     """Summary of what was run, in one line."""
     count = len(recorder.launches)
     same = f" ({recorder.total} in all; equal ones once)" if recorder.total != count else ""
-    text = f"checked: {count} launch{'' if count == 1 else 'es'}{same}"
+    text = f"checked: {counted(count, 'launch', 'launches')}{same}"
     if tally.certified:
         text += f", {tally.certified} certified by {'its run' if tally.certified == 1 else 'one run each'}"
     if tally.runs or tally.certified < count:
-        text += f", {tally.runs} run{'' if tally.runs == 1 else 's'} beside the default schedule: "
+        text += f", {counted(tally.runs, 'run')} beside the default schedule: "
         text += f"{tally.systematic} systematic, {tally.random} random"
     if not clean:
         return text
@@ -108,7 +109,7 @@ def kernel_lines(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> Iterat
         yield f"kernel {kernel.name}"
         killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)
         by = ", ".join(f"{name} {count}" for name, count in killers.most_common())
-        yield f"  {len(verdicts)} mutants, {sum(killers.values())} killed" + (f": {by}" if by else "")
+        yield f"  {counted(len(verdicts), 'mutant')}, {sum(killers.values())} killed" + (f": {by}" if by else "")
         refused = sum(verdict.refused for verdict in verdicts)
         if refused:
             yield f"  {refused} with PTX that the emulator does not know, which count neither way"

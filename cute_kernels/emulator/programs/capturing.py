@@ -290,9 +290,8 @@ class Session:
         except EmulatorError as error:
             if shape := self.device.freed(error.address):
                 error.freed(shape)
-            owner = self.device.owner_on_the_host(error.address)
-            error.message += owner
-            error.know("", *([owner.removeprefix(". ")] if owner else []))
+            if owner := self.device.owner_on_the_host(error.address):
+                error.on_the_host(owner)
             if self._order is not None:
                 self._order.made("a launch that failed")
             self._failed(number, launch, error)

@@ -612,9 +612,10 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(("uninitialised-read",), _part_of_other_cta, "phase {phase} of {full} was complete before the {count} bytes "
           "that the multicast at {at} of CTA {ctas} brings: {bytes}. mbarrier_arrive_and_expect_tx announces the bytes "
           "that come from all CTAs"),
-    Cause(("uninitialised-read",), _written_in_part, "{written} bytes of {array} have been written, and not these: the "
-          "stage or index that is written and the one that is read at {here} differ, or a wait, a copy or a border of "
-          "the tile is missing"),
+    Cause(("uninitialised-read",), _written_in_part, "{written} bytes of {array} have been written, and not these: a "
+          "barrier is missing between who writes and the read at {here} (sync_threads, or a wait for an mbarrier), or "
+          "the stage or index that is written and the one that is read differ, or a copy or a border of the tile is "
+          "missing"),
     Cause(("uninitialised-read",), _nothing_announced, "the arrival of {who} at {at} completes the phase of {full} by "
           "itself, and no bytes are announced: mbarrier_arrive_and_expect_tx has to announce the bytes of all copies "
           "of the phase"),

@@ -15,7 +15,7 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.program import Variable
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, shared_layout
-from cute_kernels.emulator.reports.sources import last_name, syntax_tree
+from cute_kernels.emulator.reports.sources import last_name, nodes, syntax_tree
 
 _STATIC = re.compile(r"__static_shmem__(\d+)")
 _DYNAMIC = re.compile(r"__dynamic_shmem__\d+")
@@ -264,8 +264,8 @@ def assigned_variable(path: str, line: int, column: int, number: int = 0, count:
     tree = syntax_tree(path)
     if tree is None:
         return ""
-    kinds = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
-    around = [node for node in ast.walk(tree) if isinstance(node, kinds) and _contains(node.value, line, column)]
+    assigned = nodes(tree, ast.Assign, ast.AnnAssign, ast.NamedExpr)
+    around = [node for node in assigned if _contains(node.value, line, column)]
     if not around:
         return ""
     inner = max(around, key=lambda node: (node.lineno, node.col_offset))

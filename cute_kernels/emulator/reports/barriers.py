@@ -9,7 +9,7 @@ from cute_kernels.emulator.facts import BarrierState, WarpName
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.reports.arrays import assigned_variable
 from cute_kernels.emulator.reports.model import Barrier, Place, SourceLine
-from cute_kernels.emulator.reports.sources import last_name, syntax_tree
+from cute_kernels.emulator.reports.sources import last_name, nodes, syntax_tree
 
 
 class Barriers:
@@ -87,7 +87,7 @@ def pipeline_in_call(path: str, line: int) -> tuple[str, str]:
 
 def _calls(path: str, line: int) -> list[ast.Call]:
     tree = syntax_tree(path)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree is not None else []
+    calls = nodes(tree, ast.Call) if tree is not None else []
     return [call for call in calls if call.lineno <= line <= (call.end_lineno or 0)]
 
 

@@ -150,6 +150,7 @@ _ACCESSES = (
          "keep a reference to the tensor until its last launch is over: a kernel's arguments and a CUDA graph hold "
          "addresses, and do not keep tensors alive; a tensor made inside a graph lives in the graph's pool until the "
          "graph or the tensor is gone"),
+    Kind("host-memory", "", "give the kernel a 'cuda' tensor, e.g. tensor.cuda()"),
     Kind("offset-overflow", "",
          "a 32-bit offset overflowed: the address is wrong by a multiple of 2^32 bytes. Compute the offset in 64 bits: "
          "cutlass.Int64 coordinates (CuTe DSL multiplies an Int32 coordinate by a static stride in 32 bits)"),

@@ -84,7 +84,7 @@ def function_around(path: str, line: int) -> ast.FunctionDef | ast.AsyncFunction
     tree = syntax_tree(path)
     if tree is None:
         return None
-    functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    functions = nodes(tree, ast.FunctionDef, ast.AsyncFunctionDef)
     around = [node for node in functions if _first_line(node) <= line <= (node.end_lineno or 0)]
     return max(around, key=lambda node: node.lineno, default=None)
 
@@ -104,6 +104,12 @@ def _tree(text: str) -> ast.Module | None:
         return ast.parse(text) if text else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+@functools.lru_cache(maxsize=64)
+def nodes(tree: ast.Module, *kinds: type[ast.AST]) -> list[ast.AST]:
+    """All nodes of some kinds in a tree."""
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
 def last_name(node: ast.expr) -> str:

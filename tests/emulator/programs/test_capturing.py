@@ -145,8 +145,9 @@ def test_command_reports_what_the_program_finds(capsys) -> None:
 def test_command_knows_tensors_that_no_gpu_could_access(capsys) -> None:
     assert cli.main(["emulate", "--quiet", PROGRAM, "--count", "100", "--on-cpu"]) == 3
     error = capsys.readouterr().err
-    assert "This address is in a CPU tensor float32 (100,), which a GPU cannot access" in error
-    assert "e.g. tensor.cuda()" in error
+    sentence = "a store of 4 bytes of global memory is in a CPU tensor float32 (100,), which a GPU cannot access"
+    assert f"error[host-memory]: {sentence}\n" in error
+    assert "help: give the kernel a 'cuda' tensor" in error and "index" not in error
 
 
 def test_a_freed_tensor_is_named_by_its_type_and_shape_and_by_where_it_was_made() -> None:
@@ -197,7 +198,7 @@ def test_tensors_without_an_address_do_not_hide_what_is_wrong_with_a_kernel(kind
         x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
         with pytest.raises(IllegalAccess, match="outside every registered region"):
             launch(x, y, 1.0, 65)
-        with pytest.raises(IllegalAccess, match=r"This address is in a CPU tensor float32 \(64,\)"):
+        with pytest.raises(IllegalAccess, match=r"the address is in a CPU tensor float32 \(64,\)"):
             launch(x.cpu(), y, 1.0, 64)
 
 

@@ -94,7 +94,7 @@ def test_mutate_takes_a_ptx_file(files: Path, capsys: pytest.CaptureFixture[str]
     turn = {"arrays": {"x": {"shape": [64]}}, "launches": [{"grid": 1, "block": 64, "arguments": ["x"]}]}
     (files / "turn.json").write_text(json.dumps(turn))
     assert cli.main(["mutate", str(files / "turn.ptx"), str(files / "turn.json")]) == 0
-    assert "1 mutants, 1 killed" in capsys.readouterr().out
+    assert "1 mutant, 1 killed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

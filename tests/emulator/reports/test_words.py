@@ -74,6 +74,36 @@ def test_a_copy_that_nobody_waited_for_is_a_matter_of_groups(wait: str, barrier:
     assert found.kind == kind and ("cp_async_wait_group(N)" in found.help) == (kind == "copy-in-flight")
 
 
+EXCHANGE = """
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r9, dynamic;
+    setp.eq.u32 %p2, %r1, 0;
+    @%p2 mbarrier.init.shared.b64 [%r9], 64;
+    bar.sync 0;
+    mbarrier.arrive.shared.b64 %d1, [%r9];
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p1, [%r9], 0;
+    @!%p1 bra WAIT;
+    shl.b32 %r2, %r1, 2;
+    add.u32 %r2, %r2, %r9;
+    st.shared.u32 [%r2+64], %r1;
+    BARRIER
+    xor.b32 %r4, %r1, 32;
+    shl.b32 %r4, %r4, 2;
+    add.u32 %r4, %r4, %r9;
+    ld.shared.u32 %r5, [%r4+64];
+    ret;
+"""
+
+
+def test_the_help_of_an_array_that_is_written_in_part_names_both_causes() -> None:
+    """A barrier between threads that exchange numbers is missing, in a kernel with mbarriers for something else."""
+    launch(module(EXCHANGE.replace("BARRIER", "bar.sync 0;"), parameters=0), block=(64, 1, 1))
+    found = report(module(EXCHANGE.replace("BARRIER", ""), parameters=0), block=(64, 1, 1))
+    assert found.kind == "uninitialised-read" and "have been written, and not these" in found.help
+    assert "a barrier is missing" in found.help and "sync_threads" in found.help and "index" in found.help
+
+
 BYTES = """
     mov.u32 %r9, dynamic;
     mbarrier.init.shared.b64 [%r9], 1;

@@ -14,7 +14,8 @@ from cute_kernels.emulator.checking.mutation.mutants import Mutant
 from cute_kernels.emulator.checking.mutation.target import Target
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.source_lines import directives
-from cute_kernels.emulator.reports.sources import syntax_tree
+from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.emulator.reports.sources import nodes, syntax_tree
 
 #: A mutant that executes this many times the instructions of the original, plus a constant, counts as a hang.
 LIMIT_FACTOR, LIMIT_CONSTANT = 6, 200_000
@@ -26,7 +27,8 @@ class Verdict:
     """Fate of a mutant.
 
     Attributes:
-        killer: name of the error that the emulator raised, ``"wrong result"``, or "" if it survived every schedule.
+        killer: kind of the fault that the emulator reported, as ``emulate`` names it, ``"wrong result"``, or "" if it
+            survived every schedule.
         schedule: under which it was killed.
         message: first line of the error.
         following: opcodes of the next two instructions that synchronise.
@@ -58,7 +60,7 @@ class Verdict:
     @property
     def refused(self) -> bool:
         """Neither killed nor survived: the emulator does not know the mutant's instruction."""
-        return self.killer == UnsupportedPTX.__name__
+        return self.killer == UnsupportedPTX.kind
 
 
 def instruction_limits(target: Target, schedules: dict[str, Options]) -> dict[str, int]:
@@ -110,7 +112,8 @@ def judge(
                 break  # no other schedule can notice it
         except EmulatorError as error:
             internal = type(error) is EmulatorError and "internal error" in str(error)
-            killer, message = "internal error" if internal else type(error).__name__, str(error).splitlines()[0]
+            error.attach(mutant.ptx)
+            killer, message = "internal error" if internal else diagnose(error).kind, str(error).splitlines()[0]
         if killer:
             seconds = time.perf_counter() - start
             return dataclasses.replace(verdict, killer=killer, schedule=schedule, message=message, seconds=seconds)
@@ -161,7 +164,7 @@ def _function(path: str, line: int) -> str:
     tree = syntax_tree(path)
     if tree is None:  # made somewhere else, or of another language
         return "?"
-    around = [n for n in ast.walk(tree) if isinstance(n, _SCOPES) and n.lineno <= line <= n.end_lineno]
+    around = [n for n in nodes(tree, *_SCOPES) if n.lineno <= line <= n.end_lineno]
     if not any(isinstance(node, ast.FunctionDef) for node in around):
         return "module"
     return ".".join(node.name for node in sorted(around, key=lambda node: node.lineno))

@@ -113,7 +113,7 @@ class CudaDevice:
 
     @staticmethod
     def owner_on_the_host(address: int | None) -> str:
-        """For reports: what of the host lies at an address that a kernel used, or nothing."""
+        """Kind, type and shape of what lies on the host at an address that a kernel used, or nothing."""
         if address is None:
             return ""
         for item in gc.get_objects():
@@ -132,10 +132,7 @@ class CudaDevice:
                 continue
             if start <= address < start + nbytes:
                 shape, dtype = tuple(item.shape), str(item.dtype).removeprefix("torch.")
-                return (
-                    f". This address is in a {name} {dtype} {shape}, which a GPU cannot access: give the kernel "
-                    "a 'cuda' tensor, e.g. tensor.cuda()"
-                )
+                return f"{name} {dtype} {shape}"
         return ""
 
     # --- activation ---------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_launches_of_one_shape_run_once(recorded: list) -> None:
     assert [each.number for each in kernel.launches] == [2]
     (number,) = [n for n, mutant in enumerate(kernel.mutants) if mutant.opcode == "griddepcontrol.wait"]
     (verdict,) = campaign.judge_mutants(kernel, [number], {})
-    assert verdict.killer == "GlobalMemoryRace"
+    assert verdict.killer == "launch-overlap"
 
 
 def test_mutants_of_one_kernel_of_a_module() -> None:

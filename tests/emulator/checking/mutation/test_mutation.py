@@ -154,10 +154,10 @@ def test_both_halves_of_a_cluster_barrier() -> None:
 
 def test_what_is_noticed_and_by_what(verdicts: list[Verdict]) -> None:
     killers = {verdict.key: verdict.killer for verdict in verdicts}
-    assert killers["drop mbarrier.arrive.shared.b64 #0"] == "Hang"
-    assert killers["count+1 mbarrier.init.shared.b64 #0"] == "Hang"
-    assert killers["drop mbarrier.init.shared.b64 #0"] == "BarrierMisuse"
-    assert killers["drop mbarrier.try_wait.parity.shared.b64 #0"] in ("SharedMemoryRace", "IllegalAccess")
+    assert killers["drop mbarrier.arrive.shared.b64 #0"] == "hang"
+    assert killers["count+1 mbarrier.init.shared.b64 #0"] == "hang"
+    assert killers["drop mbarrier.init.shared.b64 #0"] == "uninitialised-barrier"
+    assert killers["drop mbarrier.try_wait.parity.shared.b64 #0"] in ("shared-race", "uninitialised-read")
     assert killers["drop fence.acq_rel.cta #0"] == ""
 
 
@@ -219,7 +219,7 @@ def test_the_score_leaves_out_equivalent_mutants_and_complains_of_the_rest(verdi
 
     wrong = summarise(verdicts, [fence, *known, Review("drop", "mbarrier.arrive.shared.b64", "*", True, "wrongly")])
     assert any(
-        "reviewed as equivalent, but killed (Hang)" in text for text in wrong.complaints(least=0, complete=False)
+        "reviewed as equivalent, but killed (hang)" in text for text in wrong.complaints(least=0, complete=False)
     )
 
     text = markdown(summary, verdicts)
