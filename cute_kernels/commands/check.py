@@ -14,7 +14,7 @@ from cute_kernels.common import files
 from cute_kernels.common.progress import ProgressLine
 from cute_kernels.emulator import errors
 from cute_kernels.emulator.checking import outcomes
-from cute_kernels.emulator.checking.search import Budget, Search, Tally
+from cute_kernels.emulator.checking.search import Budget, PastPhases, Search, Tally
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import program_run
@@ -39,7 +39,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         check,
         help="run a program's launches under many schedules",
         description="Runs a Python program once in the emulator, then each of its different launches again under many "
-        "schedules, from the memory that it found: asynchronous work early, late and at random; each warp starved in "
+        "schedules, from the memory that it found: the two events of each place that stands against "
+        "its certificate in the other order; asynchronous work early, late and at random; each warp starved in "
         "turn; random orders; launches that may overlap, overlapping. A launch with a certificate is not run again: "
         "its one run stands for all schedules. A schedule that fails is reduced to the simplest one that fails, and "
         "printed as a command that repeats it.",
@@ -94,27 +95,34 @@ def seeds(text: str) -> int:
 def check(options: argparse.Namespace) -> int:
     """Runs the program and its launches; returns the exit status, see `EXIT_STATUSES`. Raises SystemExit: the program's
     own; OSError: no such program; ValueError: the program launches nothing."""
-    return reporting(options, "check", _check)
+    past = PastPhases()
+    return reporting(options, "check", functools.partial(_check, past), past)
 
 
 Run = Callable[[argparse.Namespace, Recorder, dict[str, Any], Reporter, Outcome], int]
 """Takes the options, the program's launches, fields of `Options` for runs of them, and what it reports in."""
 
 
-def reporting(options: argparse.Namespace, name: str, run: Run) -> int:
+def reporting(options: argparse.Namespace, name: str, run: Run, past: PastPhases | None = None) -> int:
     """The command ``name``: runs the program once, has ``run`` do the rest, and writes the files of reports. Returns
-    the exit status: that of the program if it failed, or what ``run`` returns. Raises SystemExit, OSError, ValueError:
+    the exit status: that of the program if it failed, or what ``run`` returns. ``past``: goes on after some reports,
+    which are for ``run``. Raises SystemExit, OSError, ValueError:
     as ``run``, and for workers or files that cannot be used, before it."""
     workers.check_workers(options)
     reporter = command.make_reporter(options)
     with reporter.writing(command.outcome_of(options, name)) as outcome:
         how = command.run_options(options)
         going = command.make_going_on(options, functools.partial(reporter.report, Schedule()))
-        recorder = record(options, how | {"going_on": going}, reporter)
+        if past is not None:
+            past.otherwise = going
+        recorder = record(options, how | {"going_on": going if past is None else past}, reporter)
         if isinstance(recorder, int):
             outcome.status = recorder
+            if past is not None and past.noted is not None:
+                reporter.report(Schedule(), past.noted)
+                outcome.status = errors.FAULT
         else:
-            outcome.launches = outcomes.launches_of(recorder)
+            outcome.launches = outcomes.launches_of(recorder.launches)
             if going is not None:
                 going.note_suppressed(outcome)
             how["going_on"] = going.known() if going is not None else None
@@ -123,7 +131,8 @@ def reporting(options: argparse.Namespace, name: str, run: Run) -> int:
 
 
 def _check(
-    options: argparse.Namespace, recorder: Recorder, how: dict[str, Any], reporter: Reporter, outcome: Outcome
+    past: PastPhases, options: argparse.Namespace, recorder: Recorder, how: dict[str, Any], reporter: Reporter,
+    outcome: Outcome,
 ) -> int:
     limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
     budget = Budget(limit, options.seeds)
@@ -134,24 +143,30 @@ def _check(
             line.show(f"{tally.runs} runs of {len(recorder.launches)} launches, {elapsed:.0f} s", share)
 
         search = Search(
-            recorder.launches, budget, how, options.results_may_differ, progress, always=options.always_search, **where
+            recorder.launches, budget, how, options.results_may_differ, progress, always=options.always_search,
+            places_alone=past.noted is not None, **where,
         )
         finding = search.run()
+    outcome.launches = outcomes.launches_of(search.launches)
     if not options.quiet:
-        for each in recorder.launches:
+        for each in search.launches:
             files.show(outcomes.certificate_of(each))
-    if finding is None or not options.quiet:
-        files.show(outcomes.summary(recorder, search.tally, finding is None))
+    clean = finding is None and past.noted is None
+    if clean or not options.quiet:
+        files.show(outcomes.summary(recorder, search.tally, clean))
     tally = search.tally
     outcome.summary = {
         "launches": recorder.total,
         "different_launches": len(recorder.launches),
         "runs": tally.runs,
+        "places": tally.places,
         "systematic": tally.systematic,
         "random": tally.random,
         "all_systematic_ran": tally.complete,
         "certified": tally.certified,
     }
+    if past.noted is not None:
+        reporter.report(Schedule(), past.noted, *outcomes.trials_of(past.noted, search.launches))
     if finding is None:
         return errors.FAULT if reporter.faults else 0
     outcomes.report(finding, reporter)

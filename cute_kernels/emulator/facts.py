@@ -69,6 +69,7 @@ class Side:
         lanes: those that are concerned, as far as they are known.
         what: how the detector calls it.
         waited: its own warp has waited for its end.
+        steps: instructions that its warp had executed, up to the end of its block; 0: that is not known.
         signals: the mbarrier that tells of its completion, by CTA and offset in shared memory, or None.
     """
 
@@ -79,6 +80,7 @@ class Side:
     what: str = ""
     signals: tuple[int, int] | None = None
     waited: bool = False
+    steps: int = 0
 
 
 @dataclass(frozen=True)

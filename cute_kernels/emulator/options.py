@@ -89,7 +89,7 @@ class Options:
             if False, the report is raised. None: all reports are raised. A race or an uninitialised read that the same
             instructions show again is not reported again.
         steps: turns of warps, and asynchronous work that takes effect, before the rest of the schedule. A step that is
-            not possible when its turn comes is left out. Nothing else may be drawn at random then.
+            not possible when its turn comes is left out. Nothing else may be drawn at random then. Some hold warps.
         progress: called with (clusters done, clusters to run), first with 0; with several processes again with 0 where
             clusters that have been executed turn out to depend on each other.
         debugger: stops warps; kernels are then executed instruction by instruction, in the same order.

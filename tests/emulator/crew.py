@@ -198,7 +198,7 @@ def arrive_at(tracker: RaceTracker, warp: Any, lanes: dict[int, int], order: int
         point = tracker.points[address]
         tracker.check_initialised(address, f"an arrival of {warp.agent.label}")
         if address >> 24 != warp.agent.rank:
-            library().point_arrived(point.address, warp.agent.block_address, warp.agent.executing())
+            library().point_arrived(point.address, warp.agent.block_address, warp.agent.executing(), 0)
         warp.agent.release(point, mask, order)
 
 

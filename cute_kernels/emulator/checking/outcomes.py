@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cute_kernels.common.words import counted
 from cute_kernels.emulator.checking.mutation.campaign import Kernel
 from cute_kernels.emulator.checking.mutation.judge import Verdict, source_of
 from cute_kernels.emulator.checking.search import Finding, Tally
+from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.programs.recorded import RecordedLaunch, Recorder
 from cute_kernels.emulator.reports import kinds
 from cute_kernels.emulator.reports.diagnosis import place_of_line
@@ -20,14 +21,14 @@ from cute_kernels.emulator.reports.reporter import Reporter
 from cute_kernels.emulator.reports.sources import short_name, text_of_line
 
 
-def launches_of(recorder: Recorder) -> list[dict[str, Any]]:
-    """Facts of the launches that differ."""
+def launches_of(launches: Iterable[RecordedLaunch]) -> list[dict[str, Any]]:
+    """Facts of launches."""
     return [
         launch_facts(
             each.number, short_name(each.launch.ptx, each.launch.kernel_name), each.launch,
             certificate=each.certificate,
         )
-        for each in recorder.launches
+        for each in launches
     ]
 
 
@@ -41,6 +42,12 @@ def certificate_of(recorded: RecordedLaunch) -> str:
     return "\n  ".join([title + first, *lines])
 
 
+def trials_of(error: EmulatorError, launches: Iterable[RecordedLaunch]) -> list[str]:
+    """Outcomes of trials of the places that an error is about, in lines."""
+    certificate = next(each.certificate for each in launches if each.number == error.launch_number)
+    return [f"tried: {each}" for place in certificate.places if place.kind == error.kind for each in place.tried]
+
+
 def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
     """Summary of what was run, in one line."""
     count = len(recorder.launches)
@@ -50,6 +57,7 @@ def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
         text += f", {tally.certified} certified by {'its run' if tally.certified == 1 else 'one run each'}"
     if tally.runs or tally.certified < count:
         text += f", {counted(tally.runs, 'run')} beside the default schedule: "
+        text += f"{tally.places} of places, " if tally.places else ""
         text += f"{tally.systematic} systematic, {tally.random} random"
     if not clean:
         return text
@@ -62,8 +70,9 @@ def report(finding: Finding, reporter: Reporter) -> None:
     if finding.fewest is not None:
         options = shlex.join(finding.fewest.schedule.arguments())
         steps = (f"in turn but for these ({options})", *finding.fewest.lines)
+    order = (f"in this order: {finding.order}",) if finding.order else ()
     if finding.error is not None:
-        reporter.report(schedule, finding.error, steps=steps)
+        reporter.report(schedule, finding.error, *order, steps=steps)
         return
     name, kind = finding.recorded.launch.kernel_name, kinds.kind("different-result")
     ptx = finding.recorded.launch.ptx
@@ -81,7 +90,7 @@ def report(finding: Finding, reporter: Reporter) -> None:
             seed=schedule.seed,
             schedule=tuple(schedule.arguments()),
             steps=steps,
-            notes=("the replay fails if the program's own checks notice",),
+            notes=(*order, "the replay fails if the program's own checks notice",),
         )
     )
 

@@ -54,8 +54,8 @@ def fewest_steps(schedule: Schedule, fails: Fails, seconds: float) -> FewestStep
     """Reduces what a schedule, under which a launch fails, draws at random.
 
     Args:
-        schedule: which draws something. With ``overlap`` the steps are those of the launch by itself, and the one
-            before it runs in turn.
+        schedule: which draws something, or holds warps. With ``overlap`` the steps are those of the launch by itself,
+            and the one before it runs in turn.
         fails: runs the launch.
         seconds: after which what is left is not reduced further.
 

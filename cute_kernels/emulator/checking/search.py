@@ -1,4 +1,8 @@
-"""Looks for a schedule under which a recorded launch fails, within a budget, and for the simplest such schedule."""
+"""Looks for a schedule under which a recorded launch fails, within a budget, and for the simplest such schedule.
+
+First each place that stands against a certificate is tried: of two events whose order is open the one that came first
+waits for the other.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.machine.launch import schedule as schedules
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.programs.recorded import Outcome, RecordedLaunch, Replay, differences
+from cute_kernels.emulator.races.certificate import PHASES
+from cute_kernels.emulator.races.meetings import Meeting
 from cute_kernels.emulator.steps import Step
 
 DIFFERENT_RESULT = "DifferentResult"
@@ -34,6 +40,7 @@ class Finding:
         error: what the emulator raised, or None for a result that differs.
         fewest: the fewest steps that show it; None where the schedule draws nothing, or where they do not show it
             again, as where results depend on how two launches overlap.
+        order: of two events of a place, in words, which make it fail; "" where nothing is known of any.
     """
 
     recorded: RecordedLaunch
@@ -42,6 +49,7 @@ class Finding:
     text: str
     error: EmulatorError | None = None
     fewest: FewestSteps | None = None
+    order: str = ""
 
     @property
     def refused(self) -> bool:
@@ -62,11 +70,13 @@ class Tally:
     """Progress of a search.
 
     Attributes:
+        places: runs in which two events of a place came in the other order.
         systematic, random: runs under such schedules.
         complete: all systematic ones ran.
         certified: launches whose certificate stands for all schedules, so that none is tried.
     """
 
+    places: int = 0
     systematic: int = 0
     random: int = 0
     complete: bool = False
@@ -75,12 +85,15 @@ class Tally:
     @property
     def runs(self) -> int:
         """Number of launches of all runs together."""
-        return self.systematic + self.random
+        return self.places + self.systematic + self.random
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Result of one run: fields of `Finding` ("" and None if nothing was found), or no time was left for it."""
+    """Result of one run: fields of `Finding` ("" and None if nothing was found), or no time was left for it.
+
+    Where results may differ, one that does has a text, and no kind.
+    """
 
     kind: str = ""
     text: str = ""
@@ -97,6 +110,7 @@ class _Trials:
 
     def __init__(self, launches: Sequence[RecordedLaunch], options: dict[str, Any], results_may_differ: bool) -> None:
         self._options, self._results_may_differ = options, results_may_differ
+        self._past = [PastPhases(options.get("going_on")) if _is_reported(each) else None for each in launches]
         self._replays = [Replay(each) for each in launches]
         self._expected: dict[int, Outcome] = {}  # what the default schedule leaves
 
@@ -119,8 +133,9 @@ class _Trials:
             return _Trial(out_of_time=True)
         except EmulatorError as error:
             return _Trial(type(error).__name__, error.message, error)
-        text = "" if self._results_may_differ else differences(outcome, self._expected[number])
-        return _Trial(DIFFERENT_RESULT, f"the result depends on the schedule: {text}") if text else _Trial()
+        text = differences(outcome, self._expected[number])
+        kind = "" if self._results_may_differ else DIFFERENT_RESULT
+        return _Trial(kind, f"the result depends on the schedule: {text}") if text else _Trial()
 
     def fewest_steps(self, number: int, schedule: Schedule, kind: str, seconds: float) -> FewestSteps | None:
         """Steps of a schedule under which a launch fails, reduced to those that show the same kind of failure."""
@@ -139,7 +154,8 @@ class _Trials:
             if end is not None and time.monotonic() > end:
                 raise _OutOfTime
 
-        options = schedule.options(stepped=stepped, progress=check_time, **self._options)
+        own = self._options | ({"going_on": self._past[number]} if self._past[number] is not None else {})
+        options = schedule.options(stepped=stepped, progress=check_time, **own)
         return self._replays[number].run(options, overlap=schedule.overlap)
 
 
@@ -147,7 +163,28 @@ def _is_certified(recorded: RecordedLaunch) -> bool:
     return recorded.certificate is not None and recorded.certificate.given
 
 
-_Planned = tuple[str, int, Schedule]  # "", "systematic" or "random"; number of the launch
+def _is_reported(recorded: RecordedLaunch) -> bool:
+    """Whether every run of it ends with a report of a place; trials are of what that leads to."""
+    return recorded.certificate is not None and any(each.kind in PHASES for each in recorded.certificate.places)
+
+
+@dataclass
+class PastPhases:
+    """`Options.going_on` that goes on after places of phases, the first of which it keeps in ``noted``; ``otherwise``:
+    of all other reports."""
+
+    otherwise: Callable[[EmulatorError], bool] | None = None
+    noted: EmulatorError | None = None
+
+    def __call__(self, error: EmulatorError) -> bool:
+        if self.otherwise is not None and self.otherwise(error):
+            return True
+        if error.kind in PHASES:
+            self.noted = self.noted or error
+        return error.kind in PHASES
+
+
+_Planned = tuple[str, int, Schedule, Meeting | None]  # "", "place", "systematic" or "random"; number of the launch
 
 
 @dataclass
@@ -158,7 +195,7 @@ class Search:
     order.
 
     Args:
-        launches: as `Recorder` has them.
+        launches: as `Recorder` has them; `run` replaces those whose places it has tried.
         budget: see `Budget`.
         options: fields of `Options` for every run, beside the schedule's.
         results_may_differ: from schedule to schedule; else that is a finding.
@@ -166,9 +203,10 @@ class Search:
         executor, jobs: where runs are executed, as for `Workers`.
         reduction: seconds that steps of a failing schedule are reduced for.
         always: launches with a certificate are searched like all others.
+        places_alone: nothing else is tried than places.
     """
 
-    launches: Sequence[RecordedLaunch]
+    launches: list[RecordedLaunch]
     budget: Budget = field(default_factory=Budget)
     options: dict[str, Any] = field(default_factory=dict)
     results_may_differ: bool = False
@@ -177,6 +215,7 @@ class Search:
     jobs: int = 1
     reduction: float = 30.0
     always: bool = False
+    places_alone: bool = False
 
     def __post_init__(self) -> None:
         self._searched = [n for n, each in enumerate(self.launches) if self.always or not _is_certified(each)]
@@ -186,7 +225,7 @@ class Search:
     def run(self) -> Finding | None:
         """The first failure, with the simplest schedule that was found for it; None if there is none.
 
-        Systematic schedules of all launches come first, in turn, then random ones.
+        All places come first, then systematic schedules of all launches, in turn, then random ones.
         """
         state = (tuple(self.launches), self.options, self.results_may_differ)
         with Workers(_Trials, state, self.executor, self.jobs) as workers:
@@ -197,7 +236,7 @@ class Search:
 
     def _first(self, workers: Workers) -> Finding | None:
         drawn: deque[_Planned] = deque()
-        timely = True
+        timely, found = True, None
 
         def items() -> Iterator[tuple[int, Schedule, float | None]]:
             nonlocal timely
@@ -208,35 +247,57 @@ class Search:
                     return
                 drawn.append(planned)
                 self.progress(self.tally, time.monotonic() - self._start)
-                yield *planned[1:], left
+                yield *planned[1:3], left
 
         for trial in workers.each(_Trials.run, items()):
-            phase, number, schedule = drawn.popleft()
+            phase, number, schedule, meeting = drawn.popleft()
+            if found is not None and meeting is None:
+                return found
             self.tally.complete |= phase == "random"
             if trial.out_of_time:
-                return None
+                return found
+            if meeting is not None:
+                self.tally.places += 1
+                self._note(number, meeting, trial)
             self.tally.systematic += phase == "systematic"
             self.tally.random += phase == "random"
-            if trial.kind:
-                return Finding(self.launches[number], schedule, trial.kind, trial.text, trial.error)
+            if trial.kind and found is None:
+                order = "" if meeting is None else meeting.words
+                found = Finding(self.launches[number], schedule, trial.kind, trial.text, trial.error, order=order)
+                if meeting is None:
+                    return found
         self.tally.complete |= timely
-        return None
+        return found
+
+    def _note(self, number: int, meeting: Meeting, trial: _Trial) -> None:
+        """Notes whether two events in the other order are shown to matter."""
+        recorded = self.launches[number]
+        shown = trial.text if trial.error is None else trial.error.kind
+        self.launches[number] = dataclasses.replace(
+            recorded, certificate=recorded.certificate.with_trial(meeting, shown)
+        )
 
     def _plan(self) -> Iterator[_Planned]:
         for number in self._searched:
-            yield "", number, Schedule()
+            yield "", number, Schedule(), None
+        for number in self._searched:
+            certificate = self.launches[number].certificate
+            places = certificate.places if certificate is not None else ()
+            for step, meeting in {each.step: each for place in places for each in place.meetings}.items():
+                yield "place", number, Schedule(steps=(step,)), meeting
+        if self.places_alone:
+            return
         plans = [self._systematic(number, each) for number, each in enumerate(self.launches)]
         for turn in itertools.zip_longest(*plans):
             for number, schedule in enumerate(turn):
                 if schedule is not None:
-                    yield "systematic", number, schedule
+                    yield "systematic", number, schedule, None
         seeds = itertools.count(1) if self.budget.seeds is None else range(1, self.budget.seeds + 1)
         for seed in seeds if self._searched else ():
             for number in self._searched:
                 recorded = self.launches[number]
-                yield "random", number, schedules.drawn(
-                    seed, overlaps=recorded.previous is not None, meets=recorded.meets
-                )
+                schedule = schedules.drawn(seed, overlaps=recorded.previous is not None, meets=recorded.meets)
+                yield "random", number, schedule, None
 
     def _systematic(self, number: int, recorded: RecordedLaunch) -> list[Schedule]:
         """Systematic schedules of a launch: with a certificate, which is of the launch alone, that of the overlap."""
@@ -252,20 +313,22 @@ class Search:
         trials = workers.each(_Trials.run, ((number, schedule, None) for schedule in simpler))
         for schedule, trial in zip(simpler, trials):
             if trial.kind == finding.kind:
-                return Finding(finding.recorded, schedule, trial.kind, trial.text, trial.error)
+                found = {"schedule": schedule, "text": trial.text, "error": trial.error}
+                return dataclasses.replace(finding, **found)
         return finding
 
     def _with_steps(self, finding: Finding, workers: Workers) -> Finding:
         """Finds the fewest steps that show the same failure."""
         schedule = finding.schedule
-        if finding.refused or not schedule.draws:
+        held = any(step.kind == "h" for step in schedule.steps)
+        if finding.refused or not (schedule.draws or held):
             return finding
         item = (self._number(finding), schedule, finding.kind, self.reduction)
         (fewest,) = workers.each(_Trials.fewest_steps, [item])
         return dataclasses.replace(finding, fewest=fewest)
 
     def _number(self, finding: Finding) -> int:
-        return next(n for n, each in enumerate(self.launches) if each is finding.recorded)
+        return next(n for n, each in enumerate(self.launches) if each.number == finding.recorded.number)
 
     def _seconds_left(self) -> float | None:
         limit = self.budget.seconds

@@ -49,7 +49,7 @@ static int in_time(Tables *t, const Agent *agent, Point *point, int64_t number) 
   const BarrierFault early = {.address = -1 - number, .phase = point->completed, .column = column, .warp = agent->number,
                               .place = t->place};
   if (column >= 0 && stops(t, ARRIVAL_EARLY, .barrier = early)) return 0;
-  point_arrived(point, agent, t->place);
+  point_arrived(point, agent, t->place, *t->steps);
   return 1;
 }
 

@@ -81,7 +81,7 @@ int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amoun
 static Moment *keep(Tables *t, int64_t operation, int64_t address, int64_t phase, int64_t place, int64_t warp) {
   Moment *moment = &t->moments[t->moment_count++ % MOMENTS];
   *moment = (Moment){.address = address, .operation = (int32_t)operation, .phase = (int32_t)phase,
-                     .place = (int32_t)place, .warp = (int32_t)warp};
+                     .place = (int32_t)place, .warp = (int32_t)warp, .steps = t->steps ? *t->steps : 0};
   return moment;
 }
 
@@ -183,7 +183,7 @@ static int release(Tables *t, int64_t operation, const Lanes *group, int64_t ord
   if (!barrier || !barrier->point) return 1;
   if (!mbarrier_usable(t, operation, group->address, barrier->point)) return 0;
   Agent *agent = t->context->agent;
-  if (group->address >> RANK_SHIFT != agent->rank) point_arrived(barrier->point, agent, t->place);
+  if (group->address >> RANK_SHIFT != agent->rank) point_arrived(barrier->point, agent, t->place, *t->steps);
   agent_release(agent, barrier->point, group->lanes, order);
   return 1;
 }

@@ -142,12 +142,13 @@ void point_waited(Point *point, const Agent *agent, int64_t phase, int64_t place
   warp->waited_place = place;
 }
 
-void point_arrived(Point *point, const Agent *agent, int64_t place) {
+void point_arrived(Point *point, const Agent *agent, int64_t place, int64_t steps) {
   Followed *warp = followed(point, agent);
   if (!warp) return;
   warp->arrived = agent->clock;
   warp->arrived_phase = point->completed + 1;
   warp->arrived_place = place;
+  warp->arrived_steps = steps;
 }
 
 void point_copied(Point *point, int64_t pair, int64_t identity) {

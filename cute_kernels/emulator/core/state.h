@@ -143,6 +143,7 @@ typedef struct Moment {
   int32_t phase;              // completed ones, before the operation
   int32_t place, warp;        // who issued it: index of the instruction and number of the warp, -1: not known
   int32_t parity, timed_out;  // a wait is by parity; it has not passed
+  int64_t steps;              // of the warp that ran, see `WarpHeader`
 } Moment;
 
 // Shared memory of a CTA. A shared address is the CTA's rank << RANK_SHIFT and an offset.

@@ -74,6 +74,7 @@ typedef struct Followed {
   int64_t announced, announced_place;  // its clock at an expect_tx that no arrival of the phase knows yet, or 0
   int64_t seen[ORDERS];             // phase that it acquired last with each order
   int64_t arrived, arrived_phase, arrived_place;  // its clock at its latest arrival from another CTA, phase, instruction
+  int64_t arrived_steps;                          // and the warp's `WarpHeader.steps`
   // Its latest tcgen05.commit in C: stream (-1: none), clock, phase, instruction.
   int64_t commit_column, commit, commit_phase, commit_place;
 } Followed;

@@ -6,6 +6,7 @@ decides; and where nothing may have to wait for room. What stands against it is 
 in the tables below stands against it.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from cute_kernels.emulator.isa.ptx.flow import Flow
 from cute_kernels.emulator.isa.ptx.program import Instruction, Special, items_of
 from cute_kernels.emulator.isa.ptx.waits import PURE, decides_nothing, is_wait, waited_for_alone, waits_until_complete
+from cute_kernels.emulator.races.meetings import Meeting
 
 #: What a certificate takes for granted, in every report.
 ASSUMPTIONS = (
@@ -23,6 +25,8 @@ ASSUMPTIONS = (
 _MOST = 3
 #: Kinds of places that are draws: a certificate for these draws says that nothing else depends on the schedule.
 DRAWS = frozenset({"draw"})
+#: Kinds of places that are reported at the end of a run in which nothing else is.
+PHASES = frozenset({"arrival-early", "bytes-early", "announced-late", "lanes-overtaken", "inval-order"})
 
 _MEMORY = frozenset("ld ldu st ldmatrix stmatrix movmatrix prefetch prefetchu applypriority createpolicy".split())
 _ORDER = frozenset("bar barrier membar nanosleep griddepcontrol elect shfl vote match redux".split())
@@ -52,6 +56,7 @@ class Place:
             run is none that can be judged).
         text: what it is.
         instruction, line, source: where; "" and 0 where it is nowhere.
+        meetings: pairs of events that it consists of, as far as they are known.
     """
 
     kind: str
@@ -59,10 +64,21 @@ class Place:
     instruction: str = ""
     line: int = 0
     source: str = ""
+    meetings: tuple[Meeting, ...] = ()
 
     def __str__(self) -> str:
         where = self.source or (f"PTX line {self.line}" if self.line else "")
         return f"{self.text} [{self.kind}]" + (f": {where} `{self.instruction}`" if where else "")
+
+    @property
+    def tried(self) -> list[Meeting]:
+        """Meetings that were tried."""
+        return [each for each in self.meetings if each.shown is not None]
+
+    def facts(self) -> dict[str, object]:
+        """The place for a report in JSON."""
+        found = {name: value for name, value in vars(self).items() if value and name != "meetings"}
+        return found | ({"tried": [each.facts() for each in self.tried]} if self.tried else {})
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,15 @@ class Certificate:
         """Not given, but every schedule in which the draws that are named fall as in this run leaves these bits."""
         return bool(self.places) and all(place.kind in DRAWS for place in self.places)
 
+    def with_trial(self, meeting: Meeting, shown: str) -> "Certificate":
+        """A copy with the outcome of a trial."""
+
+        def tried(one: Meeting) -> Meeting:
+            return dataclasses.replace(one, shown=shown) if one.step == meeting.step else one
+
+        places = (dataclasses.replace(each, meetings=tuple(map(tried, each.meetings))) for each in self.places)
+        return Certificate(tuple(places))
+
     def lines(self) -> list[str]:
         """The certificate in words; the first line says whether it is given."""
         if self.given:
@@ -92,18 +117,20 @@ class Certificate:
         count = len(self.places)
         stand = f"{count} place{'s stand' if count > 1 else ' stands'} against it"
         title = f"certificate for these draws; {stand}" if self.for_draws else f"no certificate; {stand}"
-        return [title, *(f"{number} {place}" for number, place in enumerate(self.places, 1)), *ASSUMPTIONS]
+        lines = [title]
+        for number, place in enumerate(self.places, 1):
+            lines += [f"{number} {place}", *(f"  tried: {each}" for each in place.tried)]
+        return [*lines, *ASSUMPTIONS]
 
     def facts(self) -> dict[str, object]:
         """The certificate for a report in JSON."""
-        places = [
-            {name: value for name, value in vars(place).items() if value} for place in self.places
-        ]
+        places = [place.facts() for place in self.places]
         return {"given": self.given, "for_draws": self.for_draws, "assumptions": list(ASSUMPTIONS), "places": places}
 
 
 def judge(
-    flow: Flow, executed: Sequence[int], found: Iterable[tuple[str, int, str]], whole: str = ""
+    flow: Flow, executed: Sequence[int], found: Iterable[tuple[str, int, str]], whole: str = "",
+    meetings: Iterable[tuple[str, int, Meeting]] = (),
 ) -> Certificate:
     """The certificate of a launch that has ended.
 
@@ -112,6 +139,7 @@ def judge(
         executed: how often warps entered each of its blocks.
         found: places of the run itself: kind, index of the instruction or -1, text.
         whole: why the run as a whole cannot be judged; "" where it can.
+        meetings: events that places consist of: kind and index of the instruction, and what they are.
     """
     places = {Place("schedule", whole): None} if whole else {}
     for kind, index, text in sorted(found):
@@ -120,7 +148,15 @@ def judge(
     for block, count in enumerate(executed):
         if count:
             places |= dict.fromkeys(against.get(block, ()))
-    return Certificate(tuple(_few(places)))
+    met: dict[tuple[str, str, int], list[Meeting]] = {}
+    for kind, index, meeting in sorted(meetings):
+        instruction = flow.kernel.instructions[index]
+        met.setdefault((kind, instruction.text, instruction.line), []).append(meeting)
+    few = _few(places)
+    return Certificate(tuple(
+        dataclasses.replace(each, meetings=tuple(met.pop((each.kind, each.instruction, each.line), ())[:_MOST]))
+        for each in few
+    ))
 
 
 def _few(places: Iterable[Place]) -> Iterator[Place]:

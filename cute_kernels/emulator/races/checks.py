@@ -28,6 +28,7 @@ from cute_kernels.emulator.races.earlier_accesses import place, suspects
 from cute_kernels.emulator.races.exits import ExitChecks
 from cute_kernels.emulator.races.happens_before import WARP_COLUMNS, Agent
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.races.meetings import Meeting, Visits
 from cute_kernels.emulator.races.operations import Operation
 from cute_kernels.emulator.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.races.shadow_unit import ShadowUnit
@@ -62,6 +63,7 @@ class RaceChecks:
         for plane in (*(shadow.coarse for shadow in self.shared), *self.planes):
             plane.expect_reads()  # of shared and tensor memory almost every place is
         self.points: dict[int, SyncPoint] = {}
+        self.visits: Visits | None = None  # of shared memory
         self.locations: dict[tuple[str, int], SyncPoint] = {}
         launch.clusters += 1
         self.cluster = self.epochs.cluster = launch.clusters
@@ -78,6 +80,7 @@ class RaceChecks:
         self.barriers: MBarriers | None = None  # for reports
         self.report: Callable[[EmulatorError], None] = raising
         self.stands_against: Callable[[EmulatorError], None] = raising
+        self.met: Callable[[str, int, Meeting], None] = lambda kind, place, meeting: None  # see `Cluster.meetings`
         self.arrive: Callable[[], None] = lambda: None  # says that the running warp is where the core is
         self.executing: Callable[[], int] = lambda: -1  # index of the instruction that is executed
         self.reported: set[tuple[object, ...]] = set()  # reports after which execution went on

@@ -20,6 +20,7 @@ from cute_kernels.emulator.races.launch_accesses import (
     Span,
     spans_of,
 )
+from cute_kernels.emulator.races.meetings import Visits
 from cute_kernels.emulator.races.shadow import GRANULE, LANE_BITS, STRONG, Epochs, Plane, Shadow
 from cute_kernels.emulator.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.races.sync_point import Knowledge
@@ -40,6 +41,7 @@ class LaunchShadow:
         clusters: how many have been made.
         released: per address, what was released there to other clusters, see `abroad`.
         fenced: per address, what was known at any fence.sc that happens before a strong write there.
+        visits: the latest strong accesses; None: there was none.
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
         flow: of the kernel, to name the instructions of earlier accesses; None: they are not named. `follow` sets it.
         non_coherent: instructions of the kernel that are ld.global.nc, by index.
@@ -55,6 +57,7 @@ class LaunchShadow:
     clusters: int = 0
     released: dict[int, Knowledge] = field(default_factory=dict)
     fenced: dict[int, Knowledge] = field(default_factory=dict)
+    visits: Visits | None = None
     first: int = 1
     flow: Flow | None = None
     non_coherent: frozenset[int] = frozenset()

@@ -97,12 +97,13 @@ def early(
 def announced_late(races: RaceChecks, address: int, warp: int, place: int) -> BarrierMisuse:
     """Bytes, or an arrival of cp.async, are announced for a phase that may be complete by then."""
     label, instruction = _issuer(races, warp), _instruction(races, place)
+    steps = 0 if races.barriers is None else races.barriers.latest(address, warp)[1]
     return BarrierMisuse(
         f"{label} announces what phase {races.points[address].completed} of the mbarrier at {place_of(address)} "
         "awaits, but no arrival in the phase is ordered after that: all arrivals may come before, and complete it"
     ).know(
         "announced-late",
-        other=Side("announces", () if instruction is None else (instruction,), label),
+        other=Side("announces", () if instruction is None else (instruction,), label, steps=steps),
         **races.barrier_facts(address),
     )
 
@@ -155,12 +156,13 @@ def _other(races: RaceChecks, point: SyncPoint, column: int, phase: int, address
     if owner is None:
         copies = "the copies whose bytes complete" if column == point.column else "an asynchronous arrival in"
         return None, f"{copies} phase {phase - 1}"
-    place = point.arrival_of(owner.number)
+    place, steps = point.arrival_of(owner.number)
     if address >= 0 and races.barriers is not None:
-        place = races.barriers.latest(address, owner.number)
+        place, steps = races.barriers.latest(address, owner.number)
     instruction = _instruction(races, place)
     done = f"what {owner.label} does before phase {phase - 1} is complete"
     if instruction is None:
         return None, done
     verb = "waits" if "wait" in instruction.parts[1] else "arrives"
-    return Side(verb, (instruction,), owner.label), f"that {owner.label} {verb} at PTX line {instruction.line}"
+    what = f"that {owner.label} {verb} at PTX line {instruction.line}"
+    return Side(verb, (instruction,), owner.label, steps=steps), what

@@ -9,6 +9,7 @@ from cute_kernels.emulator.races import phases
 from cute_kernels.emulator.races.abroad import reaches_clusters
 from cute_kernels.emulator.races.checks import RaceChecks
 from cute_kernels.emulator.races.happens_before import FULL, Agent, Offset
+from cute_kernels.emulator.races.meetings import Visit, Visits
 from cute_kernels.emulator.races.sync_point import Order, Row, SyncPoint
 
 #: What uses an mbarrier; all others are arrivals.
@@ -90,6 +91,7 @@ class PointRaces(RaceChecks):
         self, agent: Agent, mask: int, space: str, addresses: list[int], acquire: int | None, release: int | None
     ) -> None:
         """Accesses that may synchronise; ``acquire`` and ``release`` are their `Order`, or None without that half."""
+        self._meet(agent, space, addresses, release is not None)
         for address in dict.fromkeys(addresses):
             key = (space, address)
             point = self.locations.get(key)
@@ -105,6 +107,28 @@ class PointRaces(RaceChecks):
                 point = self.locations[key] = self.point()
             agent.release(point, mask, release & ~Order.GRID)
             point.complete()
+
+    def _meet(self, agent: Agent, space: str, addresses: list[int], writes: bool) -> None:
+        """Notes where strong accesses meet those of other warps."""
+        if agent.warp is None:
+            return
+        place, event = agent.executing(), (agent.warp.cluster.index, agent.number, agent.warp.code.steps)
+        visit = Visit(event, place, agent.label, writes, agent.base + Offset.READ, agent.clock)
+        memory = self.launch if space == "global" else self
+        visits = memory.visits = memory.visits or Visits()
+
+        def is_ordered(earlier: Visit) -> bool:
+            return earlier.event[0] == event[0] and bool(agent.order(FULL)[earlier.column] >= earlier.clock)
+
+        for address in dict.fromkeys(addresses):
+            for meeting in visits.note(address, visit, is_ordered, lambda at=address: self._name(space, at)):
+                self.met("draw", place, meeting)
+
+    def _name(self, space: str, address: int) -> str:
+        if space == "shared":
+            return phases.place_of(address)
+        found = next((each for each in self.launch.memory.regions() if each.start <= address < each.end), None)
+        return "global memory" if found is None else f"byte {address - found.start} of {found.name or 'a global array'}"
 
     def fence(self, agent: Agent, mask: int, order: int, kind: str) -> None:
         """A fence of memory by lanes; ``kind``: "sc", "acq_rel", "acquire" or "release"."""

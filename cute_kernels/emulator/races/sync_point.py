@@ -42,10 +42,11 @@ _AT, _FOLLOWED = words("Point"), words("Followed")
 _COMPLETED, _COLUMN, _INIT, _COPY, _STREAM_COUNT, _STREAM_ROOM, _STREAMS = (
     _AT[name] for name in ("completed", "column", "init_column", "copies", "stream_count", "stream_room", "streams")
 )
-_PHASE, _USED, _ANNOUNCED, _ANNOUNCED_PLACE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _COMMIT = (
+_PHASE, _USED, _ANNOUNCED, _ANNOUNCED_PLACE, _ARRIVED, _ARRIVED_PHASE, _ARRIVED_PLACE, _STEPS, _COMMIT = (
     _FOLLOWED[name]
     for name in (
-        "phase", "used", "announced", "announced_place", "arrived", "arrived_phase", "arrived_place", "commit_column",
+        "phase", "used", "announced", "announced_place", "arrived", "arrived_phase", "arrived_place", "arrived_steps",
+        "commit_column",
     )
 )
 _FOLLOWED_WORDS = word_count("Followed")
@@ -235,9 +236,9 @@ class SyncPoint:
             if row[_ARRIVED]:
                 yield warp, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE]), int(row[_ARRIVED_PLACE])
 
-    def arrival_of(self, warp: int) -> int:
-        """Index of the instruction of the latest arrival by a warp that is known, or -1."""
-        return int(self._rows[warp, _ARRIVED_PLACE]) if warp < len(self._rows) else -1
+    def arrival_of(self, warp: int) -> tuple[int, int]:
+        """Index of the instruction of the latest arrival by a warp that is known, or -1, and `Side.steps`."""
+        return tuple(map(int, self._rows[warp, [_ARRIVED_PLACE, _STEPS]])) if warp < len(self._rows) else (-1, 0)
 
     def announced(self) -> tuple[int, int] | None:
         """Warp, and index of the instruction, of an expect_tx that no arrival of the phase knows; None: none."""

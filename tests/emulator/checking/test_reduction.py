@@ -192,12 +192,16 @@ def test_what_is_left_is_minimal_whatever_the_order() -> None:
             assert fewest(range(9), lambda items, needed=needed: set(needed) <= set(items)) == list(needed)
 
 
-@pytest.mark.parametrize("text", ["0w3:14", "0w3", "12a0", "0a-1", "1t2:0", "3c0"])
+@pytest.mark.parametrize("text", ["0w3:14", "0w3", "12a0", "0a-1", "1t2:0", "3c0", "0h3:14-2w1:20"])
 def test_steps_are_read_as_they_are_written(text: str) -> None:
     assert str(Step.of(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "w1", "0x1", "0w", "0t1", "0a1:2", "0c1:2", "0w1:", "0w1:-3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "w1", "0x1", "0w", "0t1", "0a1:2", "0c1:2", "0w1:", "0w1:-3", "0h1:2",
+     "0h1-0w1:2", "0w1:2-0w1:2", "0h1:2-0a1:2"],
+)
 def test_other_texts_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="CLUSTERwWARP"):
         Step.of(text)

@@ -154,7 +154,7 @@ def test_lanes_that_load_before_one_hands_over_are_relied_on(load: str):
 def test_execution_goes_on_behind_it():
     """With a suppression, as behind any detector's report."""
     found = run("flashinfer#3700", Options(going_on=lambda error: error.kind == "arrival-early"), faulty=True)
-    assert {place.kind for place in found.places} == {"arrival-early", "reported"}
+    assert {place.kind for place in found.places} == {"arrival-early"}
 
 
 def test_one_that_is_passed_over_does_not_hide_another():

@@ -29,6 +29,7 @@ from cute_kernels.emulator.machine.units.sm import Cluster
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.races.launch_accesses import MAP_BYTES, Span, meeting
+from cute_kernels.emulator.races.meetings import Meeting
 
 Progress = Callable[[int, int], None]
 _MAPS = Path("/proc/self/maps")
@@ -45,6 +46,7 @@ class ClusterWork:
         columns: most tensor-memory columns allocated in one CTA.
         meter: the work of the units, or None.
         places: that stand against a certificate, see `races.certificate`: kind, index of the instruction or -1, text.
+        meetings: of them: kind, index, two events.
     """
 
     executions: dict[str, list[int]]
@@ -54,6 +56,7 @@ class ClusterWork:
     columns: int
     meter: UnitCounters | None
     places: frozenset[tuple[str, int, str]] = frozenset()
+    meetings: frozenset[tuple[str, int, Meeting]] = frozenset()
 
     @staticmethod
     def of(cluster: Cluster, counters: Counters) -> ClusterWork:
@@ -67,6 +70,7 @@ class ClusterWork:
             executions=counters.executions, loaded=cluster.bulk.bytes_loaded, stored=cluster.bulk.bytes_stored,
             mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
             columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter, places=frozenset(cluster.places),
+            meetings=frozenset(cluster.meetings),
         )
 
 

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Iterator
 
 from cute_kernels.common.chips import chip_of
+from cute_kernels.emulator.machine.launch.holds import Holds
 from cute_kernels.emulator.machine.launch.launch import Launch
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.state.tmem import TensorMemory
 from cute_kernels.emulator.observe.trace import Timeline
-from cute_kernels.emulator.steps import REFUSALS
+from cute_kernels.emulator.steps import TURNS
 
 _RANDOM_TURN = 64  # turns of warps that a cluster has at most until another one is drawn
 _LOOKS = 4_000  # strong loads after which a cluster gives way that does something besides
@@ -48,7 +49,9 @@ class Residents:
         self._victim = self._rng.randrange(self._at_first) if self._order == "starve" else -1
         self._starved: Scheduler | None = None
         self._begun = 0
-        self._steps = deque(step for step in launch.options.steps if step.kind not in REFUSALS)
+        self._steps = deque(step for step in launch.options.steps if step.kind in TURNS)
+        held = [step for step in launch.options.steps if step.kind == "h"]
+        self._holds = Holds(held) if held else None
 
     def run(self) -> Iterator[Scheduler]:
         """The clusters, as they end. Raises EmulatorError: what a cluster or a detector reports, or a hang of the
@@ -91,6 +94,12 @@ class Residents:
         """The cluster that runs next; raises Hang when all wait."""
         if self._steps and (following := self._of_step()) is not None:
             return following
+        while self._holds is not None and self._holds.freed:
+            index = self._holds.freed.pop()
+            for each in self._running:
+                if each.cluster.index == index:
+                    self._stuck.pop(each, None)
+                    return each
         able = [each for each in self._running if each not in self._stuck]
         others = [each for each in able if each is not self._starved]
         ready = [each for each in others if each not in self._tired]
@@ -131,6 +140,7 @@ class Residents:
         launch = self._launch
         cluster = launch.make_cluster(launch.waiting.take())
         scheduler = Scheduler(cluster, launch.execution, launch.options, self._timeline, len(launch.waiting))
+        scheduler.holds = self._holds
         self._running.append(scheduler)
         for cta in cluster.ctas if self._tensor else ():
             cta.tmem.enter(min(self._tensor, key=len))

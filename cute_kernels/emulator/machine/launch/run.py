@@ -22,6 +22,7 @@ from cute_kernels.emulator.observe.counters import Counters, UnitCounters, UnitC
 from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.races.certificate import Certificate, judge
+from cute_kernels.emulator.races.meetings import Meeting
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class _Work:
         self.meter = UnitCounters() if launch.options.counters else None
         self.loaded = self.stored = self.mmas = self.columns = self.clusters = 0
         self.places: set[tuple[str, int, str]] = set()
+        self.meetings: set[tuple[str, int, Meeting]] = set()
 
     def add(self, work: ClusterWork) -> None:
         self.counters.merge(work.executions)
@@ -160,6 +162,7 @@ class _Work:
         self.columns = max(self.columns, work.columns)
         self.clusters += 1
         self.places |= work.places
+        self.meetings |= work.meetings
 
     def report(self, seconds: float, processes: int, one_process: str) -> Report:
         units, counters = None, self.counters
@@ -187,7 +190,7 @@ class _Work:
             whole = "asynchronous work did not take effect at once in the run, as it has to where phases are counted"
         elif options.clusters is not None:
             whole = "some clusters were executed, not all"
-        return judge(launch.execution.flow, self.counters.of_blocks(), self.places, whole)
+        return judge(launch.execution.flow, self.counters.of_blocks(), self.places, whole, self.meetings)
 
 
 def _execute(launch: Launch, work: _Work) -> tuple[int, str]:

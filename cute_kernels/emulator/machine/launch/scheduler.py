@@ -17,6 +17,7 @@ from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.facts import WaitState
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.bytecode.execution import Execution
+from cute_kernels.emulator.machine.launch.holds import Holds
 from cute_kernels.emulator.machine.launch.starvation import draw_starved
 from cute_kernels.emulator.machine.state.warp import NamedWait, PhaseWait, Wait
 from cute_kernels.emulator.machine.units.sm import Cluster, Warp
@@ -67,6 +68,7 @@ class Scheduler:
         seen: what warps saw in global memory when it was stuck, see `Cluster.looked_at`.
         others, most: other resident clusters, and how many there may be, for reports.
         steps: of the launch that come next, `Options.steps`; `run` returns where the next one is of another cluster.
+        holds: of the launch, or None.
         pause: asked after each turn of a warp whether to leave off; `run` then returns, also where warps wait only for
             another launch, and goes on when it is called again. None: it runs to the end.
     """
@@ -82,6 +84,7 @@ class Scheduler:
         self.polls_before = 0  # strong loads until anything happened last
         self.pause: Callable[[], bool] | None = None
         self.steps: deque[Step] = deque()
+        self.holds: Holds | None = None
         self.cluster, self.execution, self.options = cluster, execution, options
         self.rng = cluster.rng
         self.random = options.interleave != "round_robin"
@@ -165,6 +168,8 @@ class Scheduler:
         return not self.cluster.engine.step()
 
     def _pauses(self) -> bool:
+        if self.holds is not None and self.holds.freed:
+            return True
         if self.steps:
             return self.steps[0].cluster != self.cluster.index
         return self.pause is not None and self.pause()
@@ -178,7 +183,7 @@ class Scheduler:
         self.long_slice = False
         if self.random:
             self.rng.shuffle(warps)
-        if not self.starved:
+        if not self.starved and self.holds is None:
             return self._let_run(warps)
         before = self.cluster.changes()
         ran = self._let_run([warp for warp in warps if warp not in self.starved])
@@ -188,13 +193,28 @@ class Scheduler:
         if (ran and self.fruitless_rounds < _FRUITLESS) or self.cluster.engine.step():
             return True
         self.fruitless_rounds = 0
-        return self._let_run([warp for warp in warps if warp in self.starved]) or ran
+        return self._let_go() or self._let_run([warp for warp in warps if warp in self.starved]) or ran
+
+    def _holds(self, warp: Warp) -> Step | None:
+        """The step that holds a warp where it stands."""
+        return self.holds.of(self.cluster.index, warp.number, warp.code) if self.holds is not None else None
+
+    def _let_go(self) -> bool:
+        """Nothing but warps that are held can run: the first goes on, if other clusters do not. Returns whether."""
+        step = next(filter(None, map(self._holds, self.cluster.warps)), None)
+        if step is not None and self.helped and not self.patient:
+            raise _Stuck("a warp is held until another one has gone on", "hang")
+        if step is not None:
+            self.holds.left.remove(step)
+        return step is not None
 
     def _let_run(self, warps: list[Warp]) -> bool:
         """Lets each of these warps run once that can. Returns whether there was one."""
         ran = False
         for warp in list(warps):
             if warp.wait is not None and not warp.timed_out and not self._ready(warp):
+                continue
+            if warp not in self.cluster.running or self._holds(warp) is not None:
                 continue
             ran = True
             budget = self.rng.randrange(1, _RANDOM_SLICE) if self.random else _SLICE
@@ -217,11 +237,37 @@ class Scheduler:
             self._turn(warp, step)
 
     def _turn(self, warp: Warp, step: Step) -> None:
+        stop = self.holds.stop(self.cluster.index, warp.number) if self.holds is not None else None
         try:
-            self._resume(warp, _SLICE if step.count is None else step.count)
+            if stop is None:
+                self._resume(warp, _SLICE if step.count is None else step.count)
+            else:
+                step = self._go_up_to(warp, step, stop)
         finally:
             if self.options.stepped is not None:
                 self.options.stepped(step, self._came_to(warp))
+        if self.holds is not None:
+            self._after_turn(warp)
+
+    def _go_up_to(self, warp: Warp, step: Step, stop: int) -> Step:
+        """A turn that ends in front of the block with which the warp has executed so many instructions. Returns it."""
+        longest = max(block.end - block.start for block in self.execution.flow.blocks)
+        spent, budget = 0, _SLICE if step.count is None else step.count
+        while spent < budget:
+            part = max(1, min(budget - spent, (stop - warp.code.steps) // longest))
+            self._resume(warp, part)
+            spent += part
+            stands = warp.code.counted and warp.code.steps >= stop
+            if stands or warp.wait is not None or warp not in self.cluster.running:
+                break
+        return dataclasses.replace(step, count=spent)
+
+    def _after_turn(self, warp: Warp) -> None:
+        """Warps that this turn was to come before go on at once."""
+        going = self.holds.passed(self.cluster.index, warp.number, warp.code if warp in self.cluster.running else None)
+        for each in self.cluster.warps:
+            if each.number in going:
+                self._turn(each, Step(self.cluster.index, "w", each.number, _SLICE))
 
     def _ready(self, warp: Warp) -> bool:
         try:

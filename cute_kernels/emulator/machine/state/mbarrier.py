@@ -277,14 +277,14 @@ class MBarriers:
         unwritten = tuple((cta.cta_rank, *each) for cta in self._memory.ctas for each in cta.unwritten())
         return Past(self.states(), moments, count <= most, unwritten)
 
-    def latest(self, address: int, warp: int) -> int:
-        """Index of the instruction of a warp's latest operation on an mbarrier that is kept, or -1."""
+    def latest(self, address: int, warp: int) -> tuple[int, int]:
+        """Index of the instruction of a warp's latest operation on an mbarrier that is kept, or -1; `Side.steps`."""
         count, most = self.tables.moment_count, CONSTANTS["MOMENTS"]
         for number in range(count - 1, max(0, count - most) - 1, -1):
             each = self.tables.moments[number % most]
             if each.address == address and each.warp == warp and each.operation in _MOMENTS:
-                return each.place
-        return -1
+                return each.place, each.steps
+        return -1, 0
 
     def _moment(self, moment: ctypes.Structure) -> Moment:
         operation, asked = "timeout" if moment.timed_out else _MOMENTS[moment.operation], moment.amount

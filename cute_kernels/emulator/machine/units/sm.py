@@ -14,6 +14,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
+from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state import access_faults, lane_faults, named_barriers
 from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, cluster_random
@@ -35,6 +36,7 @@ from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.races import phases
 from cute_kernels.emulator.races.happens_before import Agent
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.races.meetings import Meeting
 from cute_kernels.emulator.races.tracker import RaceTracker
 from cute_kernels.emulator.steps import Step
 
@@ -224,6 +226,7 @@ class Cluster:
         self._against: set[tuple[str, int, int]] = set()
         self._early: list[EmulatorError] = []  # of these, phases: reported at the end unless another fault shows
         self.places: set[tuple[str, int, str]] = set()  # against a certificate, see `ClusterWork`
+        self.meetings: set[tuple[str, int, Meeting]] = set()  # of them
         self.progress = self.polls = self.async_stores = 0
         self.dynamic_smem = launch.dynamic_smem
         self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
@@ -275,7 +278,7 @@ class Cluster:
         tracker = RaceTracker([launch.shared_bytes] * len(self.ctas), launch.races, warps, self.options.strict)
         tracker.barriers, tracker.report, tracker.arrive = self.barriers, self.report, self._stand
         tracker.executing, tracker.reported = self._index, launch.reported
-        tracker.stands_against = self.stands_against
+        tracker.stands_against, tracker.met = self.stands_against, self.meets
         return tracker
 
     def _make_warps(self, cta: Cta, launch: LaunchFacts) -> None:
@@ -367,7 +370,8 @@ class Cluster:
         if not going_on(error):
             raise error
         index = -1 if self.executing is None else self.executing.executing()
-        self.places.add(("reported", index, f"{error.kind} was reported, and execution went on"))
+        if error not in self._early:  # of these there are places
+            self.places.add(("reported", index, f"{error.kind} was reported, and execution went on"))
 
     def stands_against(self, error: EmulatorError, relied_on: bool = False) -> None:
         """A fault that another schedule may show stands against the certificate, the first of a pair of instructions.
@@ -382,10 +386,23 @@ class Cluster:
         if pair not in self._against:
             self._against.add(pair)
             self.places.add((error.kind, index, error.message))
+            self._meets_other(error.kind, index, error.facts.other)
             if not relied_on and isinstance(error, BarrierMisuse):
                 if not self._early:
                     self.tell_past(error)
                 self._early.append(error if place is None else error.at(*place))
+
+    def meets(self, kind: str, place: int, meeting: Meeting) -> None:
+        """Two events stand against the certificate at an instruction; see `races.meetings`."""
+        self.meetings.add((kind, place, meeting))
+
+    def _meets_other(self, kind: str, place: int, other: Side | None) -> None:
+        """An event that happens now may also come before the latest one of another warp."""
+        warp, warps = self.executing, (each for cta in self.ctas for each in cta.warps)
+        them = next((each for each in warps if other is not None and each.label == other.warp), None)
+        if warp is not None and them not in (None, warp) and other.steps:
+            first, second = (self.index, them.number, other.steps), (self.index, warp.number, warp.code.steps)
+            self.meets(kind, place, Meeting(first, second, f"{warp.label} before {other.warp} {other.verb}"))
 
     def tell_past(self, error: EmulatorError) -> None:
         """Adds to an error what has happened to mbarriers, and which phases order had not kept apart before."""

@@ -1,0 +1,54 @@
+"""Warps that are held in front of an event until one of another warp has happened: steps of kind "h".
+
+An event is known by how many instructions its warp has executed up to the end of the event's basic block. A warp that
+is held goes on all the same when nothing else can run.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from cute_kernels.emulator.steps import Step
+
+
+class _Code(Protocol):
+    @property
+    def counted(self) -> bool: ...
+
+    @property
+    def steps(self) -> int: ...
+
+
+class Holds:
+    """Warps of a launch that are held. ``steps``: of this kind.
+
+    Attributes:
+        left: the steps that may still hold a warp.
+        freed: clusters of which a warp is held no longer, by what another cluster has done.
+    """
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self.left = list(steps)
+        self.freed: list[int] = []
+
+    def stop(self, cluster: int, warp: int) -> int | None:
+        """So many instructions may the warp have executed when its turn ends; None: any number."""
+        stops = [step.count for step in self.left if (step.cluster, step.who) == (cluster, warp)]
+        stops += [step.until[2] + 1 for step in self.left if step.until[:2] == (cluster, warp)]
+        return min(stops, default=None)
+
+    def of(self, cluster: int, warp: int, code: _Code) -> Step | None:
+        """The step that holds the warp where it stands."""
+        here = ((step.cluster, step.who, step.count) == (cluster, warp, code.steps) for step in self.left)
+        return next((step for step, fits in zip(self.left, here) if fits), None) if code.counted else None
+
+    def passed(self, cluster: int, warp: int, code: _Code | None) -> list[int]:
+        """A turn of a warp is over, or the warp has ended (None). Warps of the cluster that are held no longer."""
+        gone = []
+        for step in self.left:
+            *who, count = step.until
+            mine = who == [cluster, warp]
+            if mine and (code is None or code.steps > count or (code.steps == count and not code.counted)):
+                gone.append(step)
+        self.left = [step for step in self.left if step not in gone]
+        self.freed += [step.cluster for step in gone if step.cluster != cluster]
+        return [step.who for step in gone if step.cluster == cluster]

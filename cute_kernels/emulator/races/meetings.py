@@ -1,0 +1,85 @@
+"""Where two warps meet and no order decides who comes first: what stands against a certificate, to be tried.
+
+An event is known by its warp and by how many instructions the warp has executed up to the end of the event's block.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from cute_kernels.emulator.steps import Step
+
+_MOST = 3  # of two instructions
+_MOST_ADDRESSES = 10_000  # at which the latest accesses are kept
+
+#: Cluster, warp in it, instructions.
+Event = tuple[int, int, int]
+
+
+@dataclass(frozen=True, order=True)
+class Meeting:
+    """Two events in the order of the run.
+
+    Attributes:
+        first, second: what came first, and what might have.
+        words: who meets, and where.
+        shown: how the launch fails where the first waits for the second; "": it does not; None: that was not tried.
+    """
+
+    first: Event
+    second: Event
+    words: str
+    shown: str | None = None
+
+    @property
+    def step(self) -> Step:
+        """Holds the first until the second has happened."""
+        cluster, warp, count = self.first
+        return Step(cluster, "h", warp, count, self.second)
+
+    def facts(self) -> dict[str, object]:
+        """For a report in JSON, of one that was tried."""
+        return {"events": self.words, "steps": str(self.step), "shown": bool(self.shown), "found": self.shown}
+
+    def __str__(self) -> str:
+        return f"{self.words}: " + (f"shown by --steps {self.step}: {self.shown}" if self.shown else "not shown")
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A strong access, with the column of its warp and the clock then."""
+
+    event: Event
+    instruction: int
+    label: str
+    writes: bool
+    column: int
+    clock: int
+
+
+class Visits:
+    """The latest strong accesses of every address."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, dict[bool, Visit]] = {}
+        self._counts: Counter[tuple[int, int]] = Counter()
+
+    def note(
+        self, address: int, visit: Visit, ordered: Callable[[Visit], bool], where: Callable[[], str]
+    ) -> Iterator[Meeting]:
+        """Notes an access. Returns where it meets earlier ones.
+
+        ``ordered``: whether one is known to have come before; ``where``: the place in words.
+        """
+        latest = self._latest.get(address)
+        if latest is None:
+            if len(self._latest) >= _MOST_ADDRESSES:
+                return
+            latest = self._latest[address] = {}
+        for earlier in latest.values():
+            pair = earlier.instruction, visit.instruction
+            apart = earlier.event[:2] != visit.event[:2] and (earlier.writes or visit.writes)
+            if apart and self._counts[pair] < _MOST and not ordered(earlier):
+                self._counts[pair] += 1
+                yield Meeting(earlier.event, visit.event, f"{visit.label} before {earlier.label} at {where()}")
+        latest[visit.writes] = visit
