@@ -12,7 +12,8 @@ from __future__ import annotations
 from cute_kernels.models import processors, timm
 from cute_kernels.models.replace import Family, Library
 
-_FAMILIES = {"open_clip": Family("open_clip.transformer", "VisionTransformer", layer="conv1"), **timm.FAMILIES}
+_TOWER = Family("open_clip.transformer", "VisionTransformer", layer="conv1", entry="_embeds")
+_FAMILIES = {"open_clip": _TOWER, **timm.FAMILIES}
 _MODELS = Library(
     "open_clip", "open_clip_torch", _FAMILIES, "vision transformer of open_clip", processors.of_open_clip
 )

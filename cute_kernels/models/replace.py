@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from warnings import warn
 
 import torch
 
 from cute_kernels.models import processors
 from cute_kernels.models.nn import layers
-from cute_kernels.models.nn.calls import change_class, check_reachable, reaches_class
+from cute_kernels.models.nn.calls import change_class, check_reachable, reaches_class, why_holder
 from cute_kernels.models.nn.engine import PatchEngine
 from cute_kernels.models.nn.layers import EngineMixin
 from cute_kernels.models.nn.options import Backend, PatchOptions, Pixels, Precision
@@ -31,6 +32,7 @@ class Family:
         mixin: what takes the place of its forward; None where the layer is replaced:
         layer: name of that convolution or linear layer.
         order: of a patch's pixels in rows of a linear layer.
+        entry: method that calls the layer, where others of the class than its forward call that one.
         casts: whether pixels are cast on their way there: by the class or one of its module that holds it, which one
             differs between versions of the library.
         mean, std: normalisation of models that do it themselves, whose processors only divide by 255.
@@ -41,6 +43,7 @@ class Family:
     mixin: type | None = None
     layer: str = ""
     order: str = "chw"
+    entry: str = ""
     casts: bool = False
     mean: float | None = None
     std: float | None = None
@@ -345,12 +348,14 @@ class _Entry:
 
     Raw pixels are normalised here where what stands there is not ours, or is in an adapter or behind hooks of others:
     by the ``last`` such module. Those that only their type tells to be raw are so by the first where modules
-    ``cast``. A module that pads adds zeros, which are the mean of normalised images alone."""
+    ``cast``. A module that pads adds zeros, which are the mean of normalised images alone. Code that is not the
+    library's may use the layer's weight instead of calling it: ``family`` says whose the module has to be."""
 
     path: str
     options: PatchOptions
     casts: bool
     last: bool
+    family: Family | None
 
     def __call__(self, module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> tuple[tuple, dict] | None:
         first = {0: self._given(module, arguments[0])} if arguments else {}
@@ -370,6 +375,11 @@ class _Entry:
         )
         # timm's, which multiplies patches of any size by weights that it makes of the layer's.
         adapted = adapted or (pixels.dim() == 5 and getattr(module, "enable_patch_interpolator", False))
+        if self.family is not None:
+            why = why_holder(module, self.family.module.partition(".")[0], self.family.entry)
+            if why is not None and not module.training:
+                warn(f"{why}, and is given normalised pixels. The plain torch module runs for int8.", stacklevel=2)
+            adapted = adapted or why is not None
         for each in within:
             if each.engine.behind_adapter != adapted:
                 each.engine.behind_adapter = adapted
@@ -378,6 +388,11 @@ class _Entry:
         weight = within[0].engine_weight() if within else next(target.parameters())
         engine, rows = PatchEngine(options), pixels.flatten(2) if pixels.dim() == 5 else pixels
         return engine.normalised(engine.as_said(rows), weight).view(pixels.shape)
+
+
+def _enter(module: torch.nn.Module, entry: _Entry, pixels: torch.Tensor) -> Any:
+    """The method of a module that calls its layer, behind an entry."""
+    return getattr(type(module), entry.family.entry)(module, entry._given(module, pixels))
 
 
 def _padded(module: torch.nn.Module, images: torch.Tensor, mean: Sequence[float] | None) -> torch.Tensor:
@@ -406,12 +421,18 @@ def _open_entries(model: torch.nn.Module, found: Found, options: PatchOptions) -
             holders.append((outer, holder))
     for outer, holder in holders:
         inner = f"{path[len(outer) :].strip('.')}.{family.layer}".strip(".")
-        hook = _Entry(inner, known, casts=family.casts, last=outer == holders[-1][0])
-        holder.register_forward_pre_hook(hook, with_kwargs=True)
+        direct = family if family.layer and outer == path else None
+        entry = _Entry(inner, known, casts=family.casts, last=outer == holders[-1][0], family=direct)
+        if direct is not None and hasattr(holder, family.entry):
+            setattr(holder, family.entry, functools.partial(_enter, holder, entry))
+        else:
+            holder.register_forward_pre_hook(entry, with_kwargs=True)
 
 
 def _close_entries(model: torch.nn.Module) -> None:
     for module in model.modules():
+        for name in [name for name, value in vars(module).items() if getattr(value, "func", None) is _enter]:
+            delattr(module, name)
         for number, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, _Entry):
                 del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]

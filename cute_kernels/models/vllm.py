@@ -72,19 +72,19 @@ def register(precision: str = "bf16", *, still: bool = False) -> type:
     if conv is None or (norm is None and precision == "int8"):
         version = "0.33 or later" if precision == "int8" else "with model_executor.layers.conv"
         raise ModuleNotFoundError(f"this needs vLLM {version}: https://docs.vllm.ai says how to install it")
-    bases = [(getattr(conv, name), _layer) for name in (_LAYERS if norm is not None else _LAYERS[:1])]
+    bases = [(getattr(conv, name), _PatchLayer) for name in (_LAYERS if norm is not None else _LAYERS[:1])]
     if norm is not None:
-        bases.append((getattr(norm, _NORM), _input_norm))
+        bases.append((getattr(norm, _NORM), _PassesRawPixels))
     registry = _part("custom_op").op_registry_oot
     for base, _ in bases:
         known = registry.get(base.__name__)
         if known is not None and not issubclass(known, (EngineMixin, _PassesRawPixels)):
-            raise ValueError(
-                f"vLLM's {base.__name__} has a replacement already: {known.__module__}.{known.__qualname__}"
-            )
-    for base, replacement in bases:
+            other = f"{known.__module__}.{known.__qualname__}"
+            raise ValueError(f"vLLM's {base.__name__} has a replacement already: {other}")
+    for base, mixin in bases:
         if base.__name__ not in registry:
-            base.register_oot(replacement(base))
+            members = {"__module__": __name__, "__doc__": mixin.__doc__}
+            base.register_oot(type(f"Patch{base.__name__}", (mixin, base), members))
     for name in _LAYERS:
         if name in registry:
             registry[name].options = PatchOptions(precision=precision, mean=_MEAN, std=_STD)
@@ -140,10 +140,6 @@ class _PassesRawPixels:
         """Pixels that were left as they were, as vLLM gives them to its own layer."""
         forward = super().forward_cuda if pixels.is_cuda else super().forward_native
         return forward(pixels.flatten(1), dtype).view(pixels.shape)
-
-
-def _input_norm(base: type) -> type:
-    return type("RawInputNorm", (_PassesRawPixels, base), {"__module__": __name__, "__doc__": _PassesRawPixels.__doc__})
 
 
 class _PatchLayer(EngineMixin):
@@ -236,11 +232,8 @@ class _PatchLayer(EngineMixin):
         call, _last.call = getattr(_last, "call", None), None
         if call is not None and self.options.precision in _RAW and not self.norm and _is_whole(x, call[2]):
             norm, pixels, _ = call
-            self.engine = PatchEngine(
-                PatchOptions(
-                    precision="int8", channels=self.in_channels, frames=self.frames, mean=norm.mean, std=norm.std
-                )
-            )
+            extents = {"channels": self.in_channels, "frames": self.frames}
+            self.engine = PatchEngine(PatchOptions(precision="int8", **extents, mean=norm.mean, std=norm.std))
             self.norm, norm.pair = (norm,), True
             return pixels.reshape(x.shape)
         if not self.norm or (x.dtype != torch.uint8 and not self.norm[0].under_way):
@@ -260,10 +253,6 @@ def _is_whole(x: torch.Tensor, out: torch.Tensor) -> bool:
     """Whether ``x`` is all of ``out`` in another shape."""
     where = (tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.itemsize for tensor in (x, out))
     return len(set(where)) == 1 and x.is_contiguous() and x.numel() == out.numel()
-
-
-def _layer(base: type) -> type:
-    return type(f"Patch{base.__name__}", (_PatchLayer, base), {"__module__": __name__, "__doc__": _PatchLayer.__doc__})
 
 
 def _load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:

@@ -26,6 +26,7 @@ class Known:
 
     def __init__(self, *kinds: type, entries: tuple[str, ...] = ("forward",)) -> None:
         self._foreign: str | None = None
+        self.packages: set[str] = set()
         self._spaces: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
         own = {kind: self._follow(kind, list(entries)) for kind in kinds}
         self.methods = {kind: tuple(name for name in names if name != "forward") for kind, names in own.items()}
@@ -45,6 +46,7 @@ class Known:
             function = _undecorated(getattr(function, "__func__", getattr(function, "fget", function)), owner)
             if not isinstance(function, FunctionType):
                 continue
+            self.packages.add(owner.__module__.partition(".")[0])
             if function.__code__.co_filename != sys.modules[owner.__module__].__file__:
                 other = f"{function.__module__}.{function.__qualname__}"
                 self._foreign = f"{owner.__name__} has {other} as its {name}"
@@ -60,11 +62,6 @@ class Known:
                     self._spaces.setdefault(key, (space, {}))[1].update(found)
         return own
 
-    @property
-    def is_pristine(self) -> bool:
-        """Whether all was the library's when this was made."""
-        return self._foreign is None
-
     def why(self) -> str | None:
         """Why a call may compute another function than the libraries' files say; None where it does not."""
         try:
@@ -79,9 +76,11 @@ class Known:
 
 
 def _undecorated(function: object, owner: type) -> object:
-    """The function in decorators of the library that has the class."""
+    """The function in decorators of the library that has the class, and in `torch.compiler`'s."""
     library = owner.__module__.partition(".")[0]
-    while isinstance(function, FunctionType) and hasattr(function, "__wrapped__") and _package(function) == library:
+    while isinstance(function, FunctionType) and hasattr(function, "__wrapped__"):
+        if _package(function) != library and function.__globals__["__name__"] != "torch._dynamo.eval_frame":
+            break
         function = function.__wrapped__
     return function
 
@@ -109,9 +108,11 @@ _KNOWN: dict[tuple[type, ...], Known] = {}
 
 def known(*kinds: type) -> Known:
     """`Known` of these classes, made once unless something was replaced before: that may be undone."""
-    found = _KNOWN.get(kinds) or Known(*kinds)
-    if found.is_pristine:
-        _KNOWN[kinds] = found
+    found = _KNOWN.get(kinds)
+    if found is None:
+        found = Known(*kinds)
+        if found._foreign is None:
+            _KNOWN[kinds] = found
     return found
 
 
@@ -152,7 +153,10 @@ def why_called(name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) 
     if global_hooks._has_any_global_hook():
         return f"there are hooks of all modules, {name} among them"
     if isinstance(module, torch.nn.Embedding):
-        return f"{name} has max_norm = {module.max_norm}" if module.max_norm is not None else None
+        given = (module.padding_idx, module.max_norm, module.scale_grad_by_freq, module.sparse)
+        if given == (None, None, False, False):
+            return None
+        return f"{name} has padding_idx, max_norm, scale_grad_by_freq and sparse = {given}"
     return None if isinstance(module, (torch.nn.Linear, torch.nn.LayerNorm)) else why_no_patches(name, module)
 
 
@@ -173,10 +177,14 @@ def why_no_patches(name: str, layer: torch.nn.Conv2d | torch.nn.Conv3d) -> str |
     """
     if "_conv_forward" in vars(layer):
         return f"{name} has a _conv_forward of its own"
-    patch = layer.weight.shape[2:]
+    own = layer._parameters.get("weight")  # past torch's __getattr__, which takes a microsecond
+    patch = (layer.weight if own is None else own).shape[2:]
     allowed = (patch, *_TILES[len(patch)])
-    if (layer.stride, layer.padding, layer.dilation, layer.groups) == allowed:
+    padding = allowed[1] if layer.padding == "valid" else layer.padding
+    if (layer.stride, padding, layer.dilation, layer.groups, layer.padding_mode) == (*allowed, "zeros"):
         return None
+    if layer.padding_mode != "zeros" and any(layer._reversed_padding_repeated_twice):
+        return f"{name} has padding_mode = {layer.padding_mode!r}"
     for what, wanted in zip(("stride", "padding", "dilation", "groups"), allowed, strict=True):
         value = getattr(layer, what)
         each = (value,) * len(patch) if isinstance(value, int) and what != "groups" else value
@@ -185,13 +193,13 @@ def why_no_patches(name: str, layer: torch.nn.Conv2d | torch.nn.Conv3d) -> str |
     return None
 
 
-def why_own(module: torch.nn.Module, *kinds: type) -> str | None:
+def why_own(module: torch.nn.Module, *kinds: type, ours: str = "") -> str | None:
     """Why a module of the first of these classes does not compute what their files say, or None.
 
-    Its own methods count, and everything of `why_code`.
+    Its own methods count, but the one that is ``ours``, and everything of `why_code`.
     """
     for name in _methods(*kinds):
-        if name in vars(module):
+        if name in vars(module) and name != ours:
             return f"{type(module).__name__} has a {name} of its own"
     return why_code(*kinds)
 
@@ -199,6 +207,21 @@ def why_own(module: torch.nn.Module, *kinds: type) -> str | None:
 @torch.compiler.assume_constant_result
 def _methods(*kinds: type) -> tuple[str, ...]:
     return known(*kinds).methods[kinds[0]]
+
+
+def why_holder(module: torch.nn.Module, library: str, ours: str = "") -> str | None:
+    """Why a module may do something else with the layer in it than its ``library``'s code, which calls it; or None."""
+    kind = type(module)
+    if not reaches_class(module):
+        return f"{kind.__name__} has a forward of its own"
+    if not _is_written_by(library, kind):
+        return f"{kind.__name__} has methods that are not {library}'s"
+    return why_own(module, kind, ours=ours)
+
+
+@torch.compiler.assume_constant_result
+def _is_written_by(library: str, kind: type) -> bool:
+    return known(kind).packages <= {library, "torch"}
 
 
 # --- forwards of an instance -----------------------------------------------------------------------------------------

@@ -504,8 +504,12 @@ class PatchEngine:
         return self._scaled(pixels) if pixels.dtype == torch.uint8 else pixels
 
     def _scaled(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Raw images, or rows of any number of frames, in FP32 as a processor has them."""
-        mean, std = (patch_weight.of_channels(values, pixels) for values in (self.options.mean, self.options.std))
+        """Raw images, or rows of any number of frames, in FP32 as a processor has them. Raises ValueError: other
+        channels than there are means, for a layer that was put in place of another."""
+        options = self.options
+        if pixels.dim() == 4 and pixels.shape[1] != options.channels:
+            options = options.for_channels(pixels.shape[1])
+        mean, std = (patch_weight.of_channels(values, pixels) for values in (options.mean, options.std))
         scaled = pixels.to(torch.float32) / 255
         if pixels.dim() == 4:
             return (scaled - mean[:, None, None]) / std[:, None, None]
@@ -554,16 +558,8 @@ class PatchEngine:
         return out.view(*rows.shape[:-1], matrix.shape[0])
 
     def _fp8(self, rows, weight: Fp8Weight, bias, pos_embed, pos_index=None) -> torch.Tensor:
-        return patch_embed_operation.patch_embed(
-            rows,
-            weight.values,
-            bias,
-            pos_embed,
-            pos_index=pos_index,
-            scale_a=self.options.bound / E4M3_MAX,
-            scale_b=weight.scale,
-            backend=self.options.backend,
-        )
+        more = {"scale_a": self.options.bound / E4M3_MAX, "scale_b": weight.scale, "backend": self.options.backend}
+        return patch_embed_operation.patch_embed(rows, weight.values, bias, pos_embed, pos_index=pos_index, **more)
 
     @staticmethod
     def _patches(images: torch.Tensor, patch: int) -> torch.Tensor:

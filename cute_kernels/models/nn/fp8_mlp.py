@@ -91,16 +91,10 @@ class Fp8Mlp(torch.nn.Module):
         return self._layer("fc2", hidden, out_dtype=x.dtype).view(*x.shape[:-1], self.fc2_weight.shape[0])
 
     def _layer(self, name: str, rows: torch.Tensor, **others: object) -> torch.Tensor:
-        held = self._buffers
-        return gemm_operation.gemm(
-            rows,
-            held[f"{name}_weight"],
-            bias=held[f"{name}_bias"],
-            scale_a=held[f"{name}_input_scale"],
-            scale_b=held[f"{name}_scale"],
-            backend=self.backend,
-            **others,
-        )
+        parts = ("weight", "bias", "input_scale", "scale")
+        weight, bias, scale_a, scale_b = (self._buffers[f"{name}_{part}"] for part in parts)
+        more = {"scale_a": scale_a, "scale_b": scale_b, "backend": self.backend}
+        return gemm_operation.gemm(rows, weight, bias=bias, **more, **others)
 
 
 def convert_mlps(model: torch.nn.Module, batches: Iterable[object], *, backend: Backend = "auto") -> torch.nn.Module:

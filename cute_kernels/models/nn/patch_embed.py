@@ -224,7 +224,6 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             )
 
     def _rows(self, rows, pos, native, spatial_shapes, takes_over: bool) -> torch.Tensor:
-        matrix = self.weight.flatten(1)
         table = index = None
         if pos is not None:
             if spatial_shapes is None:
@@ -233,5 +232,4 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             table, index = self.positions.packed(pos, native, grids, rows.shape[1])
         if takes_over:
             return self.engine.rows(rows, self.weight, self.bias, table, index)
-        out = torch.nn.functional.linear(self.engine.normalised(rows, self.weight), matrix, self.bias)
-        return out if table is None else out + table.to(out.dtype)[index.long()]
+        return self.engine.plain(rows, self.weight, self.bias, None if table is None else table[index.long()])

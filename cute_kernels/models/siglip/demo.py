@@ -76,9 +76,8 @@ def run_demo(
         console.print(f"the checkpoint's convolution does not see the last {rest} rows and columns of pixels")
 
     raw = weights.preprocessing.resized(photos, weights.image_size)
-    fp32 = reference.patch_embed_conv2d(
-        weights.preprocessing.normalised(raw), weights.weight, weights.bias, weights.pos_embed
-    )
+    pixels = weights.preprocessing.normalised(raw)
+    fp32 = reference.patch_embed_conv2d(pixels, weights.weight, weights.bias, weights.pos_embed)
     outs, accuracies = [], []
     for precision in precisions:
         candidate = make_candidate(precision, raw, weights)

@@ -70,9 +70,8 @@ def make_candidate(precision: str, raw: torch.Tensor, model: PatchEmbedding) -> 
     if precision == "fp8":
         return _rows_in_fp8(raw, model)
     side = model.grid * model.patch_size
-    weight = prepare_patch_weight(
-        model.weight, precision=precision, mean=model.preprocessing.mean, std=model.preprocessing.std
-    )
+    normalisation = {"mean": model.preprocessing.mean, "std": model.preprocessing.std}
+    weight = prepare_patch_weight(model.weight, precision=precision, **normalisation)
     arguments = PATCH_EMBED_IMAGES.given(
         images=raw[:, :, :side, :side].contiguous(),
         weight=weight.raw,

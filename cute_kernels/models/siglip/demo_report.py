@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-
 @dataclass(frozen=True)
 class Accuracy:
     """The output of one implementation, which ``backend`` executed, compared with the references. ``mismatches``:
@@ -38,15 +37,9 @@ def compare(name: str, backend: str, out: torch.Tensor, reference: torch.Tensor 
     if reference is not None:
         mismatches = int((out.view(torch.int16) != reference.view(torch.int16)).sum())
     got, expected = out.to(torch.float64).flatten(), fp32.to(torch.float64).flatten()
-    return Accuracy(
-        name,
-        backend,
-        tuple(out.shape),
-        mismatches,
-        float((got - expected).norm() / expected.norm()),
-        float((got - expected).abs().max()),
-        float(torch.nn.functional.cosine_similarity(got, expected, dim=0)),
-    )
+    errors = (got - expected).norm() / expected.norm(), (got - expected).abs().max()
+    cosine = torch.nn.functional.cosine_similarity(got, expected, dim=0)
+    return Accuracy(name, backend, tuple(out.shape), mismatches, *map(float, (*errors, cosine)))
 
 
 def accuracy_table(columns: Sequence[Accuracy]) -> Table:
@@ -138,10 +131,8 @@ def draw_figure(
             place = ((left + column * (_CELL + _GAP)) / width, bottom / height, _CELL / width, _CELL / height)
             axes = figure.add_axes(place)
             axes.imshow(picture, interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            for spine in axes.spines.values():
-                spine.set_visible(False)
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
             if line == 0:
                 axes.set_title(name, fontsize=9, parse_math=False)
             if column == 0:
@@ -149,17 +140,9 @@ def draw_figure(
                 if len(label) > _LABEL_CHARACTERS:
                     label = label[: _LABEL_CHARACTERS - 1] + "…"
                 axes.set_ylabel(label, fontsize=_LABEL_POINTS, parse_math=False)
-    figure.text(0.5, 1 - _EDGE / height, title, ha="center", va="top", fontsize=_TITLE_POINTS, parse_math=False)
-    figure.text(
-        0.5,
-        _EDGE / height,
-        footnote,
-        ha="center",
-        va="bottom",
-        fontsize=_FOOTNOTE_POINTS,
-        color="0.35",
-        parse_math=False,
-    )
+    centred = {"ha": "center", "parse_math": False}
+    figure.text(0.5, 1 - _EDGE / height, title, va="top", fontsize=_TITLE_POINTS, **centred)
+    figure.text(0.5, _EDGE / height, footnote, va="bottom", fontsize=_FOOTNOTE_POINTS, color="0.35", **centred)
     return figure
 
 

@@ -91,9 +91,8 @@ def seeded_patch_embedding(architecture: str = "base-p16", image_size: int = 224
         nearest = f"nearest {below} or {below + patch}"
         raise ValueError(f"image_size = {image_size}: must be a whole number of patches of {patch}; {nearest}")
     positions = (image_size // patch) ** 2
-    normal = functools.partial(
-        torch.randn, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu"
-    )
+    generator = torch.Generator("cpu").manual_seed(seed)
+    normal = functools.partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
     fan_in = CHANNELS * patch**2
     return PatchEmbedding(
         weight=normal(features, CHANNELS, patch, patch) / math.sqrt(fan_in),
@@ -116,18 +115,13 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
     import transformers
 
     kind = _read_json(directory / "config.json").get("model_type")
-    classes = {
-        "siglip": transformers.SiglipVisionModel,
-        "siglip_vision_model": transformers.SiglipVisionModel,
-        "siglip2": transformers.Siglip2VisionModel,
-        "siglip2_vision_model": transformers.Siglip2VisionModel,
-    }
+    classes = dict.fromkeys(("siglip", "siglip_vision_model"), transformers.SiglipVisionModel)
+    classes |= dict.fromkeys(("siglip2", "siglip2_vision_model"), transformers.Siglip2VisionModel)
     if kind not in classes:
         raise ValueError(f"{directory} holds a {kind!r} model: must be one of {', '.join(map(repr, classes))}")
     try:
-        model, info = classes[kind].from_pretrained(
-            directory, local_files_only=True, output_loading_info=True, dtype=torch.float32
-        )
+        options = {"local_files_only": True, "output_loading_info": True, "dtype": torch.float32}
+        model, info = classes[kind].from_pretrained(directory, **options)
     except Exception as error:  # readers raise errors of many types on damaged files
         raise ValueError(f"{directory} cannot be read as a checkpoint: {error}") from error
     # from_pretrained fills what the checkpoint lacks with random numbers and only warns.

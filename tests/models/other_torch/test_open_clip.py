@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import open_clip
 import pytest
 import torch
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from open_clip.model import CLIP
+from open_clip.transformer import VisionTransformer
 
 from cute_kernels.models import open_clip as integration
 from cute_kernels.models.nn import PatchConv2d
@@ -138,3 +140,55 @@ def test_reverted_and_refused():
         integration.convert(3)
     with pytest.raises(ValueError, match="std"):
         integration.convert(clip(OWN), mean=0.5, std=-1)
+
+
+class Adapter(torch.nn.Module):
+    """Beside the layer in it another one sees the pixels."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.base_layer, self.beside = layer, torch.nn.Conv2d(3, layer.out_channels, 16, stride=16, bias=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(images) + self.beside(images.to(self.beside.weight.dtype))
+
+
+class Doubled(VisionTransformer):
+    """A tower that uses its layer's weight itself."""
+
+    def _embeds(self, images: torch.Tensor) -> torch.Tensor:
+        rows = torch.nn.functional.conv2d(images.to(self.conv1.weight.dtype), 2 * self.conv1.weight, stride=16)
+        rows = rows.flatten(2).transpose(1, 2)
+        rows = torch.cat((self.class_embedding.expand(len(rows), 1, -1), rows), 1) + self.positional_embedding
+        return self.ln_pre(rows)
+
+
+def adapted(model: CLIP) -> CLIP:
+    model.visual.conv1 = Adapter(model.visual.conv1)
+    return model
+
+
+def doubled(model: CLIP) -> CLIP:
+    model.visual.__class__ = Doubled
+    return model
+
+
+@pytest.mark.parametrize(("precision", "pixels"), [("bf16", "auto"), ("bf16", "raw"), ("int8", "auto")])
+@pytest.mark.parametrize("change", [adapted, doubled])
+@pytest.mark.filterwarnings("ignore:Doubled has methods that are not open_clip's")
+@torch.no_grad()
+def test_raw_pixels_of_each_way_into_a_tower(change, precision: str, pixels: str) -> None:
+    """`forward_intermediates` calls neither the tower's forward nor its hooks."""
+    normal = normalised([0.5] * 3, [0.5] * 3)
+    expected = [change(clip(OWN)).visual.forward_intermediates(normal)["image_intermediates"][-1]]
+    expected.append(change(clip(OWN)).encode_image(normal))
+    ours = integration.convert(clip(OWN), precision, mean=0.5, std=0.5, pixels=pixels)
+    before = ours.encode_image(raw())
+    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        changed = change(again)
+        got = [changed.visual.forward_intermediates(raw())["image_intermediates"][-1], changed.encode_image(raw())]
+        for one, other in zip(got, expected, strict=True):
+            assert error(one, other) < ERRORS[precision]
+    assert torch.equal(ours.encode_image(raw()), before)
+    assert not vars(integration.revert(ours).visual).keys() & {"_embeds"}

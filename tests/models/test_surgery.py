@@ -1,0 +1,98 @@
+"""Models that their users changed, by code and settings of their own, against the library's, changed alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cute_kernels.models import transformers as integration
+from tests.models.test_what_is_known import ERRORS, FLOATS, HALF, RAW, clip, error, holder, run, siglip
+
+
+def by_hand(self: torch.nn.Module, pixel_values: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    """An embedding that makes another weight of its layer's and does not call the layer."""
+    layer = self.patch_embedding
+    rows = torch.nn.functional.conv2d(pixel_values.to(layer.weight.dtype), 2 * layer.weight, stride=layer.stride)
+    rows = torch.cat((self.class_embedding.expand(len(rows), 1, -1), rows.flatten(2).transpose(1, 2)), 1)
+    return rows + self.position_embedding(self.position_ids)
+
+
+def in_a_subclass(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = holder(model)
+    own.__class__ = type("Own", (type(own),), {"forward": by_hand, "__module__": __name__})
+
+
+def in_the_class(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(holder(model)), "forward", by_hand)
+
+
+def in_the_instance(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = holder(model)
+    own.forward = lambda *given, **named: by_hand(own, *given, **named)
+
+
+@pytest.mark.parametrize(("precision", "pixels"), [("bf16", "raw"), ("int8", "auto")])
+@pytest.mark.parametrize("change", [in_a_subclass, in_the_class, in_the_instance])
+def test_code_that_uses_the_weight_itself_gets_normalised_pixels(
+    change: Callable, precision: str, pixels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, ours = clip(), integration.convert(clip(), precision, pixels=pixels, **HALF)
+    with monkeypatch.context() as patched:
+        for model in (plain, ours):
+            change(model, patched)
+            if change is in_the_class:
+                break  # of both
+        expected = run(plain)
+        with pytest.warns(UserWarning, match="and is given normalised pixels"):
+            got = run(ours, RAW)
+    assert error(got, expected) < 1e-5
+    if change is in_the_class:
+        assert 1e-6 < error(run(ours, RAW), run(plain)) < ERRORS[precision]  # the kernel again
+
+
+@pytest.mark.parametrize("what", [{"padding_idx": 3}, {"sparse": True}, {"scale_grad_by_freq": True}])
+def test_gradients_of_positions_are_what_their_embedding_says(what: dict[str, object]) -> None:
+    gradients = []
+    for model in (siglip(), integration.convert(siglip())):
+        model.bfloat16().train()
+        positions = holder(model).position_embedding
+        for name, value in what.items():
+            setattr(positions, name, value)
+        holder(model)(FLOATS.bfloat16()).float().square().mean().backward()
+        gradients.append(positions.weight.grad)
+    expected, got = gradients
+    assert got.layout is expected.layout
+    assert error(got.to_dense(), expected.to_dense()) < 1e-6
+
+
+@pytest.mark.parametrize("kind", [clip, siglip])
+def test_padding_that_is_no_zeros(kind: Callable[[], torch.nn.Module]) -> None:
+    """torch has it in another attribute than ``padding``."""
+    smaller, results = FLOATS[..., :48, :48], []
+    for model in (kind(), integration.convert(kind())):
+        layer = holder(model).patch_embedding
+        layer.padding_mode, layer._reversed_padding_repeated_twice = "circular", [8, 8, 8, 8]
+        results.append(run(model, smaller, interpolate_pos_encoding=True))
+    expected, got = results
+    assert error(got, expected) < 1e-6
+
+
+def test_a_padding_mode_without_padding_changes_nothing() -> None:
+    expected, ours = run(clip()), integration.convert(clip())
+    holder(ours).patch_embedding.padding_mode = "reflect"
+    assert 1e-6 < error(run(ours), expected) < ERRORS["bf16"]
+
+
+def test_a_layer_of_other_channels() -> None:
+    """Of one mean for all, which is not broadcast to three channels; else the means are asked for."""
+    torch.manual_seed(1)
+    layer = torch.nn.Conv2d(1, 64, 16, stride=16, bias=False)
+    plain, ours = clip(), integration.convert(clip(), "int8", **HALF)
+    three = integration.convert(clip(), "int8", mean=[0.4, 0.5, 0.6], std=0.5)
+    for model in (plain, ours, three):
+        holder(model).patch_embedding = layer
+    assert error(run(ours, RAW[:, :1]), run(plain, FLOATS[:, :1])) < 1e-5
+    with pytest.raises(ValueError, match="mean has 3 numbers"):
+        run(three, RAW[:, :1])
