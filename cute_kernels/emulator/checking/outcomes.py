@@ -58,6 +58,7 @@ def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
     if tally.runs or tally.certified < count:
         text += f", {counted(tally.runs, 'run')} beside the default schedule: "
         text += f"{tally.places} of places, " if tally.places else ""
+        text += f"{tally.orders} of {tally.known} other orders of them, " if tally.known else ""
         text += f"{tally.systematic} systematic, {tally.random} random"
     if not clean:
         return text

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
 from cute_kernels.common.executors import Workers
+from cute_kernels.emulator.checking.orders import Orders
 from cute_kernels.emulator.checking.reduction import FewestSteps, fewest_steps
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.machine.launch import schedule as schedules
@@ -59,10 +61,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Budget:
-    """When a search ends: after ``seconds``, or when ``seeds`` random schedules of every launch ran; None: never."""
+    """When a search ends: after ``seconds``, or when ``seeds`` random schedules of every launch ran; None: never.
+
+    ``orders``: of places that are tried at most, in at most half of the time.
+    """
 
     seconds: float | None = 60.0
     seeds: int | None = None
+    orders: int = 100
 
 
 @dataclass
@@ -71,12 +77,15 @@ class Tally:
 
     Attributes:
         places: runs in which two events of a place came in the other order.
+        orders: runs in which several came in another order; ``known``: how many such orders are known.
         systematic, random: runs under such schedules.
         complete: all systematic ones ran.
         certified: launches whose certificate stands for all schedules, so that none is tried.
     """
 
     places: int = 0
+    orders: int = 0
+    known: int = 0
     systematic: int = 0
     random: int = 0
     complete: bool = False
@@ -85,20 +94,21 @@ class Tally:
     @property
     def runs(self) -> int:
         """Number of launches of all runs together."""
-        return self.places + self.systematic + self.random
+        return self.places + self.orders + self.systematic + self.random
 
 
 @dataclass(frozen=True)
 class _Trial:
     """Result of one run: fields of `Finding` ("" and None if nothing was found), or no time was left for it.
 
-    Where results may differ, one that does has a text, and no kind.
+    Where results may differ, one that does has a text, and no kind. ``meetings``: as the run's certificate has them.
     """
 
     kind: str = ""
     text: str = ""
     error: EmulatorError | None = None
     out_of_time: bool = False
+    meetings: tuple[Meeting, ...] = ()
 
 
 class _OutOfTime(Exception):
@@ -135,7 +145,9 @@ class _Trials:
             return _Trial(type(error).__name__, error.message, error)
         text = differences(outcome, self._expected[number])
         kind = "" if self._results_may_differ else DIFFERENT_RESULT
-        return _Trial(kind, f"the result depends on the schedule: {text}") if text else _Trial()
+        certificate = outcome.report.certificate if outcome.report is not None else None
+        meetings = () if certificate is None else tuple(one for each in certificate.places for one in each.meetings)
+        return _Trial(kind if text else "", text and f"the result depends on the schedule: {text}", meetings=meetings)
 
     def fewest_steps(self, number: int, schedule: Schedule, kind: str, seconds: float) -> FewestSteps | None:
         """Steps of a schedule under which a launch fails, reduced to those that show the same kind of failure."""
@@ -184,7 +196,10 @@ class PastPhases:
         return error.kind in PHASES
 
 
-_Planned = tuple[str, int, Schedule, Meeting | None]  # "", "place", "systematic" or "random"; number of the launch
+#: "", or a key of `_TALLIED`; number of the launch.
+_Planned = tuple[str, int, Schedule, Meeting | None]
+_TALLIED = {"place": "places", "order": "orders", "systematic": "systematic", "random": "random"}
+_DEEPEST = 20  # holds of an order
 
 
 @dataclass
@@ -218,14 +233,16 @@ class Search:
     places_alone: bool = False
 
     def __post_init__(self) -> None:
+        self._timely = True
         self._searched = [n for n, each in enumerate(self.launches) if self.always or not _is_certified(each)]
+        self._orders = {number: Orders() for number in self._searched}
         self.tally = Tally(certified=len(self.launches) - len(self._searched))
         self._start = time.monotonic()
 
     def run(self) -> Finding | None:
         """The first failure, with the simplest schedule that was found for it; None if there is none.
 
-        All places come first, then systematic schedules of all launches, in turn, then random ones.
+        All places come first, then other orders of them, systematic schedules of all launches, in turn, random ones.
         """
         state = (tuple(self.launches), self.options, self.results_may_differ)
         with Workers(_Trials, state, self.executor, self.jobs) as workers:
@@ -235,38 +252,53 @@ class Search:
             return self._with_steps(self._reduced(finding, workers), workers)
 
     def _first(self, workers: Workers) -> Finding | None:
+        found = self._tried(workers, self._places())
+        for _ in range(_DEEPEST):
+            level = [(number, steps) for number, each in self._orders.items() for steps in each.take()]
+            if found is not None or not level:
+                break
+            room = max(self.budget.orders - self.tally.orders, 0)
+            plan = (("order", number, Schedule(steps=steps), None) for number, steps in level[:room])
+            found = self._tried(workers, itertools.takewhile(lambda _: self._seconds_left(0.5) > 0, plan))
+        self.tally.known = sum(each.known for each in self._orders.values())
+        if found is None and not self.places_alone:
+            self._timely = True
+            found = self._tried(workers, self._others())
+            self.tally.complete |= self._timely
+        return found
+
+    def _tried(self, workers: Workers, plan: Iterable[_Planned]) -> Finding | None:
+        """The first of these schedules that fails; of places all are tried."""
         drawn: deque[_Planned] = deque()
-        timely, found = True, None
+        found = None
 
         def items() -> Iterator[tuple[int, Schedule, float | None]]:
-            nonlocal timely
-            for planned in self._plan():
+            for planned in plan:
                 left = self._seconds_left()
-                if left is not None and left <= 0:
-                    timely = False
+                if left <= 0:
+                    self._timely = False
                     return
                 drawn.append(planned)
                 self.progress(self.tally, time.monotonic() - self._start)
-                yield *planned[1:3], left
+                yield *planned[1:3], None if left == math.inf else left
 
         for trial in workers.each(_Trials.run, items()):
             phase, number, schedule, meeting = drawn.popleft()
-            if found is not None and meeting is None:
-                return found
             self.tally.complete |= phase == "random"
             if trial.out_of_time:
+                self._timely = False
                 return found
             if meeting is not None:
-                self.tally.places += 1
                 self._note(number, meeting, trial)
-            self.tally.systematic += phase == "systematic"
-            self.tally.random += phase == "random"
+            if phase:
+                setattr(self.tally, _TALLIED[phase], getattr(self.tally, _TALLIED[phase]) + 1)
+            if phase in ("place", "order"):
+                self._orders[number].learn(schedule.steps, trial.meetings)
             if trial.kind and found is None:
-                order = "" if meeting is None else meeting.words
+                order = self._orders[number].text(schedule.steps) if phase in ("place", "order") else ""
                 found = Finding(self.launches[number], schedule, trial.kind, trial.text, trial.error, order=order)
                 if meeting is None:
                     return found
-        self.tally.complete |= timely
         return found
 
     def _note(self, number: int, meeting: Meeting, trial: _Trial) -> None:
@@ -277,16 +309,16 @@ class Search:
             recorded, certificate=recorded.certificate.with_trial(meeting, shown)
         )
 
-    def _plan(self) -> Iterator[_Planned]:
+    def _places(self) -> Iterator[_Planned]:
         for number in self._searched:
             yield "", number, Schedule(), None
         for number in self._searched:
-            certificate = self.launches[number].certificate
+            certificate, orders = self.launches[number].certificate, self._orders[number]
             places = certificate.places if certificate is not None else ()
-            for step, meeting in {each.step: each for place in places for each in place.meetings}.items():
-                yield "place", number, Schedule(steps=(step,)), meeting
-        if self.places_alone:
-            return
+            for meeting in orders.places(place.meetings for place in places):
+                yield "place", number, Schedule(steps=(meeting.step,)), meeting
+
+    def _others(self) -> Iterator[_Planned]:
         plans = [self._systematic(number, each) for number, each in enumerate(self.launches)]
         for turn in itertools.zip_longest(*plans):
             for number, schedule in enumerate(turn):
@@ -330,6 +362,6 @@ class Search:
     def _number(self, finding: Finding) -> int:
         return next(n for n, each in enumerate(self.launches) if each.number == finding.recorded.number)
 
-    def _seconds_left(self) -> float | None:
+    def _seconds_left(self, share: float = 1) -> float:
         limit = self.budget.seconds
-        return None if limit is None else limit - (time.monotonic() - self._start)
+        return math.inf if limit is None else share * limit - (time.monotonic() - self._start)

@@ -154,7 +154,7 @@ def judge(
         met.setdefault((kind, instruction.text, instruction.line), []).append(meeting)
     few = _few(places)
     return Certificate(tuple(
-        dataclasses.replace(each, meetings=tuple(met.pop((each.kind, each.instruction, each.line), ())[:_MOST]))
+        dataclasses.replace(each, meetings=tuple(met.pop((each.kind, each.instruction, each.line), ())))
         for each in few
     ))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cute_kernels.emulator.steps import Step
 
-_MOST = 3  # of two instructions
+_MOST = 32  # of two instructions
 _MOST_ADDRESSES = 10_000  # at which the latest accesses are kept
 
 #: Cluster, warp in it, instructions.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -191,3 +192,47 @@ def test_a_place_without_another_result_is_no_finding() -> None:
     (place,) = search.launches[0].certificate.places
     assert place.tried[0].shown.startswith("the result depends on the schedule")
     assert Schedule(steps=(place.tried[0].step,)).arguments() == ["--steps", str(place.tried[0].step)]
+
+
+TWICE = f"""{ONE} setp.gt.u32 %p5, %r1, 63; @%p5 bra LAST; {SPLIT} {SHORT}
+    OTHER: {SHORT.replace("[%d0]", "[%d0+64]").replace("BACK", "AGAIN")}
+    LAST: {LATER} ld.relaxed.gpu.global.u32 %r8, [%d0]; ld.relaxed.gpu.global.u32 %r9, [%d0+64];
+    and.b32 %r8, %r8, %r9; setp.eq.u32 %p4, %r8, 0; @%p4 bra END; trap; END: ret;"""
+
+
+def test_a_fault_that_two_places_have_together() -> None:
+    """One warp sees what two others take back."""
+    recorder, _ = recorded(TWICE, 1, 96)
+    search = Search(recorder.launches, Budget(None, 0))
+    finding = search.run()
+    assert finding is not None and finding.error.kind == "trap" and len(finding.schedule.steps) == 2
+    assert finding.order.count(" before ") == 2 and search.tally.places >= 2 and search.tally.orders >= 1
+    for schedule in (finding.schedule, finding.fewest.schedule):
+        with pytest.raises(type(finding.error), match="trap"):
+            Replay(finding.recorded).run(schedule.options())
+    recorder, _ = recorded(TWICE, 1, 96)
+    assert Search(recorder.launches, Budget(None, 20, orders=0)).run() is None
+
+
+@pytest.mark.parametrize("grid, threads", [(1, 96), (1, 128), (3, 32)])
+def test_all_orders_of_tickets_are_tried(grid: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each warp's ticket, by brute force: every order of so many warps."""
+    body = f"""{ONE} atom.relaxed.gpu.global.add.u32 %r8, [%d0+1024], 1; shr.u32 %r9, %r1, 5;
+        mad.lo.u32 %r9, %r4, {threads // 32}, %r9; mul.wide.u32 %d4, %r9, 4; add.u64 %d4, %d4, %d0;
+        st.global.u32 [%d4], %r8; END: ret;"""
+    recorder, _ = recorded(body, grid, threads)
+    warps, seen, run = grid * threads // 32, [], Replay.run
+
+    def noted(self: Replay, *arguments: object, **keywords: object) -> object:
+        outcome = run(self, *arguments, **keywords)
+        seen.append(tuple(outcome.memory[0].view(np.uint32)[:warps].tolist()))
+        return outcome
+
+    monkeypatch.setattr(Replay, "run", noted)
+    search = Search(recorder.launches, Budget(None, 0, orders=1000), results_may_differ=True)
+    assert search.run() is None
+    orders = set(itertools.permutations(range(warps)))
+    assert set(seen) == orders and search.tally.orders == search.tally.known
+    assert search.tally.orders <= 8 * len(orders), "the same orders again and again"
+    few = Search(recorder.launches, Budget(None, 0, orders=2), results_may_differ=True)
+    assert few.run() is None and few.tally.orders == 2 < few.tally.known

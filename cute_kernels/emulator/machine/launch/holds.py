@@ -50,5 +50,7 @@ class Holds:
             if mine and (code is None or code.steps > count or (code.steps == count and not code.counted)):
                 gone.append(step)
         self.left = [step for step in self.left if step not in gone]
-        self.freed += [step.cluster for step in gone if step.cluster != cluster]
-        return [step.who for step in gone if step.cluster == cluster]
+        still = {(step.cluster, step.who) for step in self.left}
+        free = [(step.cluster, step.who) for step in gone if (step.cluster, step.who) not in still]
+        self.freed += [of for of, _ in free if of != cluster]
+        return [who for of, who in free if of == cluster]
