@@ -9,8 +9,12 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name != "show_layout":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import cute_kernels.explore.layout_view as layout_view  # needs NumPy, an extra
+    if name == "show_layout":
+        import cute_kernels.explore.layout_view as layout_view  # needs NumPy, an extra
 
-    return layout_view.show_layout
+        return layout_view.show_layout
+    if name == "tune":
+        import cute_kernels.explore.tuning.own as own  # needs torch and the emulator
+
+        return own.tune
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,8 +30,6 @@ _PRECISIONS = ("int8", "fp8", "bf16", "fp16")
 _AS_GOOD = 1.5
 """Error in the tower over that of the library in the model's type, up to which a precision is as good as that."""
 
-_RUN_MS = 5.0
-
 Inputs = dict[str, torch.Tensor]
 
 
@@ -207,7 +205,7 @@ def measured(model: Model, dtype_name: str, rounds: int) -> Report:
         row.layer, _ = _agreement(run.layer_result, expected[0])
         row.tower, row.cosine = _agreement(run.result, expected[1])
         if device == "cuda":
-            timers = {"layer": _timer(run.layer), "tower": _timer(run.tower)}
+            timers = {"layer": search.call_timer(run.layer), "tower": search.call_timer(run.tower)}
             times = search.interleaved(timers, rounds)
             row.layer_ms, row.tower_ms = times["layer"], times["tower"]
     return report
@@ -251,23 +249,6 @@ def _agreement(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]
     got, expected = got.double().cpu(), expected.double().cpu()
     cosine = torch.nn.functional.cosine_similarity(got, expected, dim=-1).min()
     return float((got - expected).norm() / expected.norm()), float(cosine)
-
-
-def _timer(call: Callable[[], Any]) -> search.Timer:
-    """Milliseconds of one of as many calls in a row as fill a few milliseconds, the host's time in them."""
-
-    def timed(calls: int) -> float:
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(calls):
-            call()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) / calls
-
-    timed(2)
-    calls = max(1, min(100, round(_RUN_MS / timed(2))))
-    return lambda: timed(calls)
 
 
 def draw(report: Report) -> Figure:

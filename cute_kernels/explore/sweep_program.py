@@ -87,9 +87,14 @@ def sweep_program(
 def _evaluate(state: tuple[str, str, tuple[str, ...]], row: Row) -> Row:
     script, arch, arguments = state
     words = [*arguments, *(f"--{name}={value}" for name, value in row.settings.items())]
-    facts = cached(script, words, arch, lambda: _facts(script, words, arch))
+    return row_of(row, cached(script, words, arch, lambda: _facts(script, words, arch)))
+
+
+def row_of(row: Row, facts: Mapping[str, Any]) -> Row:
+    """The row with facts of its run, as `facts_of` has them."""
+    facts = dict(facts)
     static, dynamic, columns = (facts.pop(name, 0) for name in ("static", "dynamic", "columns"))
-    most = CHIPS[arch].smem_bytes if dynamic else MOST_STATIC
+    most = CHIPS[row.arch].smem_bytes if dynamic else MOST_STATIC
     regions = (("static", 0, static), ("dynamic", static, dynamic))
     return replace(
         row,
@@ -103,10 +108,15 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], row: Row) -> Row:
 def _facts(script: str, words: Sequence[str], arch: str) -> dict[str, Any]:
     """Fields of a row, in types that JSON has."""
     import cute_kernels.emulator as emulator
+
+    return facts_of(*emulated(script, words, arch, emulator.Options(counters=True)))
+
+
+def facts_of(session: Session, reason: str | None) -> dict[str, Any]:
+    """Fields of a row, in types that JSON has, of a session that has ended, and of why the program refused."""
     import cute_kernels.emulator.errors as errors
     import cute_kernels.explore.plan_facts as plan_facts
 
-    session, reason = emulated(script, words, arch, emulator.Options(counters=True))
     status = min(map(errors.exit_status, session.failures), default=0)
     if session.failures:  # the kernel's fault, also where the program caught it
         reason = reason_of(session.failures[0])
@@ -161,9 +171,14 @@ def emulated(script: str, arguments: Sequence[str], arch: str, options: Options)
     with capturing.capture(arch, options) as session:
         reason = run_once(script, arguments, io.StringIO())
         session.threads.wait()
+    return session, without_launch(session, reason)
+
+
+def without_launch(session: Session, reason: str | None) -> str | None:
+    """The reason, or that nothing was launched."""
     if reason is None and not (session.launches or session.failures):
-        reason = "the program launched no kernel"
-    return session, reason
+        return "the program launched no kernel"
+    return reason
 
 
 def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:
@@ -185,7 +200,7 @@ def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str 
     except Exception as error:
         return reason_of(error)
     finally:
-        _imported[:] = _own_modules()
+        note_imported()
         # The next run has other options: it must not find what this one has compiled in a module of the program.
         for name in set(sys.modules) - known:
             if _is_beside(name, os.path.dirname(os.path.abspath(script))):
@@ -206,6 +221,11 @@ def _is_beside(name: str, folder: str) -> bool:
 
 _imported: list[str] = []
 """Files of the modules that the last program found outside of the environment and of this package."""
+
+
+def note_imported() -> None:
+    """Has `cached` keep what the modules that are imported now say."""
+    _imported[:] = _own_modules()
 
 
 def _own_modules() -> list[str]:

@@ -190,6 +190,23 @@ def interleaved(timers: Mapping[Key, Timer], rounds: int, seed: int = 0) -> dict
     return {key: statistics.median(values) for key, values in times.items()}
 
 
+def call_timer(call: Callable[[], Any]) -> Timer:
+    """Milliseconds of one of as many calls in a row as fill a few milliseconds, the host's time in them."""
+
+    def timed(calls: int) -> float:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(calls):
+            call()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) / calls
+
+    timed(2)
+    calls = max(1, min(100, round(RUN_MS / timed(2))))
+    return lambda: timed(calls)
+
+
 def graph_timer(launch: Callable[[int, int], None]) -> Timer:
     """Times launches in a CUDA graph, where no host time is in them. ``launch``: enqueues launch ``i`` on a stream,
     given as a handle; has run before."""
