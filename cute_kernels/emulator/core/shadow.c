@@ -229,35 +229,26 @@ static Layers layers_at(const Access *access, int64_t place) {
   return found;
 }
 
-static inline int64_t short_reads_of(
-    const Access *access, Action action, int64_t i, int32_t id, int32_t write, const Layers *met, int depth) {
+// Checks and records rows from `i` on whose granules have a history that was met before, up to the first that has not.
+static inline int64_t read_alike(
+    const Access *access, int64_t i, int32_t id, int32_t write, const Layers *met, int depth) {
   const Shadow *shadow = access->shadow;
   int64_t second = access->count / GRANULE - 1;
   int32_t *top = shadow->coarse.layers[0], *own = shadow->coarse.layers[depth], held = met->held[0], old = met->held[depth];
   const int32_t *writes = shadow->coarse.writes;
   for (; i < access->rows; i++) {
     int64_t first = access->offsets[i] / GRANULE, last = first + second;
-    int32_t differ = (own[first] ^ old) | (own[last] ^ old);
+    int32_t differ = (own[first] ^ old) | (own[last] ^ old) | (writes[first] ^ write) | (writes[last] ^ write);
     if (depth) differ |= (top[first] ^ held) | (top[last] ^ held);
     if (shadow->split) differ |= shadow->split[first] | shadow->split[last];
-    if (action == CHECK) differ |= (writes[first] ^ write) | (writes[last] ^ write);
     if (differ) break;
-    if (action == READ) own[first] = own[last] = id;
+    own[first] = own[last] = id;
   }
   return i;
 }
 
-// Such rows from `i` on whose granules have a history that was met before, up to the first one that has not.
-static int64_t short_reads(
-    const Access *access, Action action, int64_t i, int32_t id, int32_t write, const Layers *met) {
-  if (met->depth == 0) return short_reads_of(access, action, i, id, write, met, 0);
-  return met->depth == 1 ? short_reads_of(access, action, i, id, write, met, 1) : i;
-}
-
 static int rows(const Access *access, Action action) {
   Met met = {0, 0, 0};
-  Layers layers;
-  int shorts = is_short(access);
   for (int64_t i = 0; i < access->rows; i++) {
     int64_t start = access->offsets ? access->offsets[i] - access->origin : access->base + i * access->stride;
     int64_t lane = access->lane;
@@ -266,9 +257,7 @@ static int rows(const Access *access, Action action) {
       met.write = met.read = 0;  // what is in order for one lane need not be for the next one
     }
     int32_t id = (int32_t)(access->identity + (access->add_lanes && lane >= 0 ? lane : 0));
-    if (shorts) layers = layers_at(access, start / GRANULE);
     if (!row(access, action, start, lane, id, &met)) return 0;
-    if (shorts) i = short_reads(access, action, i + 1, id, met.write, &layers) - 1;
   }
   return 1;
 }
@@ -295,27 +284,6 @@ void access_record(const Access *access) {
   rows(access, access->write ? WRITE : READ);
 }
 
-// Whether two neighbours of 32 bits, or (`pair` 0) the first of them, are `one`.
-static inline int both_are(const int32_t *at, int pair, int32_t one) {
-  return at[0] == one && (!pair || at[1] == one);
-}
-
-// Checks and records rows of one or two (`pair`) whole granules with a history that was met before, from `i` on; the
-// first one that has another.
-static inline int64_t read_alike(const Access *access, int64_t i, const Met *met, int pair) {
-  const Plane *plane = &access->shadow->coarse;
-  const uint8_t *split = access->shadow->split;
-  int32_t id = (int32_t)access->identity, *top = plane->layers[0];
-  for (; i < access->rows; i++) {
-    int64_t place = access->offsets[i] / GRANULE;
-    if (!both_are(top + place, pair, met->layer) || !both_are(plane->writes + place, pair, met->write)) break;
-    if (split && (split[place] || (pair && split[place + 1]))) break;
-    top[place] = id;
-    if (pair) top[place + 1] = id;
-  }
-  return i;
-}
-
 // Rows before one that is not in order are recorded already; they are so again, under the same identity.
 int access_pipelined(const Access *access) {
   Met met = {0, 0, 0};
@@ -325,10 +293,12 @@ int access_pipelined(const Access *access) {
     access_record(access);
     return 1;
   }
-  for (int64_t i = 0;; i++) {
-    i = access->count == GRANULE ? read_alike(access, i, &met, 0) : read_alike(access, i, &met, 1);
-    if (i >= access->rows) return 1;
+  for (int64_t i = 0; i < access->rows;) {
+    Layers layers = layers_at(access, access->offsets[i] / GRANULE);
     if (!row(access, CHECK, access->offsets[i], access->lane, id, &met)) return 0;
-    row(access, READ, access->offsets[i], access->lane, id, &met);
+    row(access, READ, access->offsets[i++], access->lane, id, &met);
+    if (layers.depth == 0) i = read_alike(access, i, id, met.write, &layers, 0);
+    if (layers.depth == 1) i = read_alike(access, i, id, met.write, &layers, 1);
   }
+  return 1;
 }
