@@ -21,7 +21,7 @@ from cute_kernels.emulator.machine.state.lane_faults import lanes_apart
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.state.register_pool import RegisterPool
-from cute_kernels.emulator.machine.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
+from cute_kernels.emulator.machine.state.warp import NamedWait, Wait, until_progress
 from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.races.happens_before import Offset
 from cute_kernels.emulator.races.memory_order import sync_order
@@ -118,7 +118,7 @@ def cluster_wait(warp: Warp, mask: int, order: int) -> bool | None:
     barrier = warp.cluster.barrier
     generation = barrier.check_waits(warp, mask)
     if barrier.generation == generation:
-        warp.wait = ClusterWait(barrier)
+        warp.wait = NamedWait(barrier)
         return None
     barrier.leave(warp, mask, order)
     return True
@@ -256,7 +256,7 @@ def pause(warp: Warp, mask: int) -> bool | None:
         warp.token, warp.timed_out = 0, False
         return True
     warp.token = _SLEPT
-    warp.wait = ProgressWait(warp.cluster, "nanosleep", "")
+    warp.wait = until_progress(warp.cluster, "(nanosleep)", key="nanosleep")
     return None
 
 
@@ -266,10 +266,18 @@ def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(pause, blocking=True)
 
 
+def _is_held(warp: Warp, what: str) -> bool:
+    """Whether the warp now waits for another launch at this griddepcontrol."""
+    if not warp.held_at(what):
+        return False
+    describe = f"waits for another launch at griddepcontrol.{what}"
+    warp.wait = Wait("griddepcontrol", lambda: not warp.held_at(what), lambda: describe)
+    return True
+
+
 def wait_for_grid(warp: Warp, mask: int) -> bool | None:
     """griddepcontrol.wait: until the launch before is over."""
-    if warp.held_at("wait"):
-        warp.wait = GridWait(warp, "wait")
+    if _is_held(warp, "wait"):
         return None
     if warp.agent is not None:
         warp.cluster.tracker.predecessor_done(warp.agent)
@@ -279,10 +287,7 @@ def wait_for_grid(warp: Warp, mask: int) -> bool | None:
 def launch_dependents(warp: Warp, mask: int) -> bool | None:
     """griddepcontrol.launch_dependents: the launch behind may begin once every CTA has executed it."""
     warp.cluster.triggered.add(warp.cta.rank)
-    if warp.held_at("launch_dependents"):
-        warp.wait = GridWait(warp, "launch_dependents")
-        return None
-    return True
+    return None if _is_held(warp, "launch_dependents") else True
 
 
 @family("griddepcontrol", destinations=0, blocking=True, operands="", qualifiers="wait|launch_dependents")
@@ -306,7 +311,8 @@ def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
     if pool is None:  # not known at entry: ptxas ignores the instruction
         return True
     if not pool.has_room(warp.index, count):
-        warp.wait = RegisterWait(pool, warp.index, count)
+        need = warp.index, count
+        warp.wait = Wait("setmaxnreg", lambda: pool.has_room(*need), lambda: pool.describe(*need))
         return None
     pool.held[warp.index] = max(pool.held[warp.index], count)
     note_registers(warp, pool)

@@ -14,8 +14,7 @@ from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.state.tmem import COLUMNS, HALVES, SHAPE_NUMBERS, SHAPES
-from cute_kernels.emulator.machine.state.tmem_pairs import PairWait
-from cute_kernels.emulator.machine.state.warp import AllocationWait
+from cute_kernels.emulator.machine.state.warp import Wait
 from cute_kernels.emulator.machine.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.machine.units.matrix.tensor_mma import KIND_NAMES
 from cute_kernels.emulator.machine.units.sm import Warp
@@ -37,7 +36,8 @@ def alloc(warp: Warp, mask: int, destination: int, columns: int, cta_group: int)
     else:
         base = warp.cta.tmem.alloc(columns)
         if base is None:
-            warp.wait = AllocationWait(warp.cta.tmem, columns)
+            tmem = warp.cta.tmem
+            warp.wait = Wait("tcgen05.alloc", lambda: tmem.has_room(columns), lambda: tmem.lacks(columns))
         else:
             _allocated([(warp, base)], (columns,))
     if base is None:
@@ -64,11 +64,7 @@ def _together(
     warp: Warp, name: str, operands: tuple[int, ...], done: Callable[..., None] = lambda parts, operands: None
 ) -> int | None:
     """An operation with cta_group::2; None: the warp waits for its peer. ``done``: as of `PairOperation.join`."""
-    operation = warp.cluster.pair_operations[warp.cta.rank // 2][name]
-    result = operation.join(warp, operands, done)
-    if result is None:
-        warp.wait = PairWait(operation, warp.cta.rank)
-    return result
+    return warp.cluster.pair_operations[warp.cta.rank // 2][name].join(warp, operands, done)
 
 
 @family(

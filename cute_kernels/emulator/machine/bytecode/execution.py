@@ -32,19 +32,10 @@ from cute_kernels.emulator.machine.bytecode.sites import Site, bound
 from cute_kernels.emulator.machine.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.machine.graph.values import OfWarp, Value
 from cute_kernels.emulator.machine.state import memory_tables
-from cute_kernels.emulator.machine.state.warp import (
-    AnyWait,
-    BulkWait,
-    CopyWait,
-    NamedWait,
-    PhaseWait,
-    ProgressWait,
-    Wait,
-)
+from cute_kernels.emulator.machine.state.warp import NamedWait, PhaseWait, Wait, until_progress
 from cute_kernels.emulator.machine.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.machine.units.matrix.mma_sync import table as mma_table
 from cute_kernels.emulator.machine.units.matrix.wgmma import Form as WgmmaForm
-from cute_kernels.emulator.machine.units.matrix.wgmma import GroupWait
 from cute_kernels.emulator.machine.units.sm import Cluster, Warp
 from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.options import Options
@@ -311,7 +302,11 @@ class WarpExecution:
         if self.header.waiting:
             paths = self.header, *self.header.paths[: self.header.parted]
             self.waits = {path.mask: self.waits[path.mask] for path in paths if not path.gathers}
-            self.warp.wait = AnyWait([*self.waits.values()])
+            waits = tuple(self.waits.values())
+            self.warp.wait = Wait(
+                "diverged", lambda: any(wait.ready() for wait in waits),
+                lambda: "is diverged: " + "; ".join(wait.describe() for wait in waits), may_time_out=True, waits=waits,
+            )
             self.header.waiting = 0
             return
         if self.header.entered:  # its turn is over: what lanes wait for that have parted does not hold the others up
@@ -342,14 +337,14 @@ class WarpExecution:
         if waits in (CONSTANTS["WAITS_PHASE"], CONSTANTS["WAITS_STATE"]):
             warp.wait = PhaseWait(barriers, header.mbarrier, header.awaited, waits == CONSTANTS["WAITS_PHASE"])
         elif waits == CONSTANTS["WAITS_POLLING"]:
-            warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", barriers.describe(header.mbarrier))
+            warp.wait = until_progress(warp.cluster, f"(mbarrier.test_wait) {barriers.describe(header.mbarrier)}")
         elif waits == CONSTANTS["WAITS_BULK"]:
             thread = warp.cta.rank, warp.index, header.awaited >> 1
-            warp.wait = BulkWait(warp.cluster.bulk, thread, header.newest, bool(header.awaited & 1))
+            warp.wait = warp.cluster.bulk.wait(thread, header.newest, bool(header.awaited & 1))
         elif waits == CONSTANTS["WAITS_COPIES"]:
-            warp.wait = CopyWait(warp.cluster.copies, warp, header.newest, header.awaited)
+            warp.wait = warp.cluster.copies.wait(warp, header.newest, header.awaited)
         elif waits == CONSTANTS["WAITS_GROUPS"]:
-            warp.wait = GroupWait(warp.cluster.wgmma, warp.cta.rank, warp.index, header.awaited, header.newest)
+            warp.wait = warp.cluster.wgmma.wait(warp.cta.rank, warp.index, header.awaited, header.newest)
         else:
             warp.wait = NamedWait(warp.cta.named.barrier(header.awaited))
 

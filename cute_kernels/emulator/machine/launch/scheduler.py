@@ -149,7 +149,7 @@ class Scheduler:
             if self.pause is not None and any(warp.waits_for_launch() for warp in cluster.warps):
                 return
             idle_rounds += 1
-            sleeping = any(getattr(warp.wait, "what", None) == "nanosleep" for warp in cluster.warps)
+            sleeping = any(getattr(warp.wait, "key", None) == "nanosleep" for warp in cluster.warps)
             if idle_rounds > (_SLEEPING_PATIENCE if sleeping else _PATIENCE) or not self._time_out():
                 if not sleeping and not self.polls and not any(cta.tmem.held_by_others for cta in cluster.ctas):
                     self.helped = False  # no other cluster can change that

@@ -53,12 +53,12 @@ class RegisterPool:
         return self.lacks(warp, count) <= self.free()
 
     def describe(self, warp: int, count: int) -> str:
-        """Registers that a warp lacks, and who holds how many, for a report."""
+        """The wait of a warp that has no room, in words: registers that it lacks, and who holds how many."""
         holders: dict[int, list[int]] = {}
         for each, held in self.held.items():
             holders.setdefault(held, []).append(each)
         held = ", ".join(f"warps {ranges(warps)} hold {each} per thread" for each, warps in holders.items())
         return (
-            f"{self.lacks(warp, count):,} registers: it has {self.held[warp]} per thread and asks for {count}; of the "
-            f"CTA's {self.total:,} {self.free():,} are free ({held})"
+            f"waits at setmaxnreg.inc for {self.lacks(warp, count):,} registers: it has {self.held[warp]} per thread "
+            f"and asks for {count}; of the CTA's {self.total:,} {self.free():,} are free ({held})"
         )

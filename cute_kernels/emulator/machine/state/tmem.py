@@ -94,6 +94,12 @@ class TensorMemory:
         """Whether `alloc` would not return None: it raises an error or finds free columns."""
         return not 32 <= ncols <= COLUMNS or self.relinquished or self._room(ncols) is not None
 
+    def lacks(self, ncols: int) -> str:
+        """The wait of `alloc`, in words."""
+        others = self.held_by_others
+        shared = f"; other CTAs of the multiprocessor hold {others} of its 512" if others else ""
+        return f"waits for {ncols} free TMEM columns; allocated: {self.allocations}{shared}"
+
     def _room(self, ncols: int) -> int | None:
         """The lowest free column range. Where the columns of other CTAs lie makes no difference here."""
         if sum(self.allocations.values()) + ncols > COLUMNS - self.held_by_others:

@@ -54,7 +54,11 @@ class PairOperation:
             self._waiting[rank] = warp, operands
             warp.cluster.progress += 1
         if self._waiting[rank][0] is not warp or {rank, peer} & self._results.keys() or not self._possible_now(rank):
-            return None  # a result that another warp has not taken yet would be lost
+            # A result that another warp has not taken yet would be lost.
+            warp.wait = Wait(
+                self.name, lambda: rank in self._results or self._possible_now(rank), lambda: self._describe(rank)
+            )
+            return None
         if operands != self._waiting[peer][1]:
             other, given = self._waiting[peer]
             raise IllegalAccess(
@@ -68,10 +72,6 @@ class PairOperation:
         warp.cluster.progress += 1
         return self._results.pop(rank)[1]
 
-    def can_go_on(self, rank: int) -> bool:
-        """Whether the warp of a CTA would not wait if it looked again."""
-        return rank in self._results or self._possible_now(rank)
-
     def _possible_now(self, rank: int) -> bool:
         """Whether a warp of either CTA waits for the other, and memory is free."""
         both = [self._waiting.get(each) for each in (rank, rank ^ 1)]
@@ -79,7 +79,7 @@ class PairOperation:
             self._possible(self._memories[each], self._waiting[each][1]) for each in (rank, rank ^ 1)
         )
 
-    def describe(self, rank: int) -> str:
+    def _describe(self, rank: int) -> str:
         """Condition that the warp of a CTA waits for, in words."""
         if rank not in self._waiting:
             return f"waits for a warp of CTA {rank} that executes {self.name}.cta_group::2 before it"
@@ -100,16 +100,3 @@ def pair_operations(memories: list[TensorMemory]) -> dict[str, PairOperation]:
                                lambda memory, operands: memory.has_room(*operands)),
         "dealloc": PairOperation("tcgen05.dealloc", memories, deallocate),
     }  # fmt: skip
-
-
-class PairWait(Wait):
-    """For the peer's part of an operation."""
-
-    def __init__(self, operation: PairOperation, rank: int) -> None:
-        self.operation, self.rank, self.kind = operation, rank, operation.name
-
-    def ready(self) -> bool:
-        return self.operation.can_go_on(self.rank)
-
-    def describe(self) -> str:
-        return self.operation.describe(self.rank)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,6 @@ from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state.events import Events
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.mbarrier import MBarriers
-from cute_kernels.emulator.machine.state.register_pool import RegisterPool
 from cute_kernels.emulator.machine.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.machine.state.tmem import TensorMemory
 
@@ -82,43 +82,43 @@ class WarpCode(Protocol):
 class PhasedBarrier(Protocol):
     """Barrier that `NamedWait` waits at; ``generation``: how often it has completed."""
 
-    key: Hashable
+    key: tuple[object, ...]
 
     @property
     def generation(self) -> int: ...
     def describe(self) -> str: ...
 
 
-class LaneCopies(Protocol):
-    """cp.async of a cluster: those that are not complete."""
-
-    def pending(self, warp: WarpState, lanes: int, newest: int) -> int | None: ...
-    def text(self, address: int) -> str: ...
-
-
 # --- what a warp can wait for ---------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Wait:
     """A condition on which a warp is descheduled.
 
-    ``kind`` names it in counts and traces, ``key`` what releases it (None: nothing in particular); ``may_time_out``:
-    the instruction may also give up.
+    Attributes:
+        kind: names it in counts and traces.
+        ready: whether it holds.
+        describe: what the warp does, in words.
+        key: what releases it; None: nothing in particular.
+        may_time_out: the instruction may also give up.
+        ready_at: whether it held when so much was complete: phases, generations or operations of its key.
+        waits: those of the paths of a diverged warp, all of which are blocked.
     """
 
-    kind = ""
+    kind: str
+    ready: Callable[[], bool]
+    describe: Callable[[], str]
     key: Hashable = None
-    may_time_out = False
+    may_time_out: bool = False
+    ready_at: Callable[[int], bool] | None = None
+    waits: Sequence[Wait] = ()
 
-    def ready(self) -> bool:
-        raise NotImplementedError
 
-    def ready_at(self, count: int) -> bool:
-        """Whether it was when so much was complete: phases of its barrier."""
-        raise NotImplementedError
-
-    def describe(self) -> str:
-        raise NotImplementedError
+def until_progress(cluster: ClusterState, what: str, key: Hashable = None) -> Wait:
+    """Polling: nothing to do until anything in the cluster changes."""
+    seen = cluster.changes()
+    return Wait("polling", lambda: cluster.changes() != seen, lambda: f"polls {what}", key, may_time_out=True)
 
 
 class PhaseWait(Wait):
@@ -149,31 +149,12 @@ class PhaseWait(Wait):
         return f"waits for {what} of {self.barriers.describe(self.address)}"
 
 
-class ProgressWait(Wait):
-    """Polling: nothing to do until anything in the cluster changes."""
-
-    kind = "polling"
-    may_time_out = True
-
-    def __init__(self, cluster: ClusterState, what: str, detail: str) -> None:
-        self.cluster, self.what, self.detail = cluster, what, detail
-        self.seen = cluster.changes()
-
-    def ready(self) -> bool:
-        return self.cluster.changes() != self.seen
-
-    def describe(self) -> str:
-        return f"polls ({self.what}) {self.detail}".rstrip()
-
-
 class NamedWait(Wait):
-    """bar.sync."""
-
-    kind = "bar"
+    """bar.sync and, of a cluster's barrier, barrier.cluster.wait."""
 
     def __init__(self, barrier: PhasedBarrier) -> None:
         self.barrier, self.generation = barrier, barrier.generation
-        self.key = barrier.key
+        self.key, self.kind = barrier.key, str(barrier.key[0])
 
     def ready(self) -> bool:
         return self.barrier.generation != self.generation
@@ -183,116 +164,6 @@ class NamedWait(Wait):
 
     def describe(self) -> str:
         return f"waits at {self.barrier.describe()}"
-
-
-class ClusterWait(NamedWait):
-    """barrier.cluster.wait."""
-
-    kind = "barrier.cluster"
-
-
-class BulkGroups(Protocol):
-    """Bulk groups of the threads of a cluster (`units.copies.bulk`)."""
-
-    def wait_satisfied(self, thread: tuple[int, int, int], count: int, read: bool) -> bool: ...
-
-
-class BulkWait(Wait):
-    """cp.async.bulk.wait_group."""
-
-    kind = "bulk_group"
-
-    def __init__(self, groups: BulkGroups, thread: tuple[int, int, int], count: int, read: bool) -> None:
-        self.groups, self.thread, self.count, self.read = groups, thread, count, read
-        self.key = ("bulk_group", thread)
-
-    def ready(self) -> bool:
-        return self.groups.wait_satisfied(self.thread, self.count, self.read)
-
-    def describe(self) -> str:
-        what = "reads" if self.read else "writes"
-        return f"waits for the {what} of all but {self.count} bulk groups of lane {self.thread[2]}"
-
-
-class CopyWait(Wait):
-    """cp.async.wait_group, wait_all (``newest`` EVERY_COPY)."""
-
-    kind = "cp.async"
-
-    def __init__(self, copies: LaneCopies, warp: WarpState, lanes: int, newest: int) -> None:
-        self.copies, self.warp, self.lanes, self.newest = copies, warp, lanes, newest
-        self.key = ("cp.async", warp)
-
-    def ready(self) -> bool:
-        return not self.copies.pending(self.warp, self.lanes, self.newest)
-
-    def describe(self) -> str:
-        copy = self.copies.pending(self.warp, self.lanes, self.newest)
-        newest = max(self.newest, 0)
-        return f"waits for all but the {newest} newest of its cp.async groups, first {copy and self.copies.text(copy)}"
-
-
-class AllocationWait(Wait):
-    """tcgen05.alloc."""
-
-    kind = "tcgen05.alloc"
-
-    def __init__(self, tmem: TensorMemory, columns: int) -> None:
-        self.tmem, self.columns = tmem, columns
-
-    def ready(self) -> bool:
-        return self.tmem.has_room(self.columns)
-
-    def describe(self) -> str:
-        others = self.tmem.held_by_others
-        shared = f"; other CTAs of the multiprocessor hold {others} of its 512" if others else ""
-        return f"waits for {self.columns} free TMEM columns; allocated: {self.tmem.allocations}{shared}"
-
-
-class RegisterWait(Wait):
-    """setmaxnreg.inc."""
-
-    kind = "setmaxnreg"
-
-    def __init__(self, registers: RegisterPool, warp: int, count: int) -> None:
-        self.registers, self.warp, self.count = registers, warp, count
-
-    def ready(self) -> bool:
-        return self.registers.has_room(self.warp, self.count)
-
-    def describe(self) -> str:
-        return f"waits at setmaxnreg.inc for {self.registers.describe(self.warp, self.count)}"
-
-
-class GridWait(Wait):
-    """griddepcontrol, where another launch has to go on first."""
-
-    kind = "griddepcontrol"
-
-    def __init__(self, warp: WarpState, what: str) -> None:
-        self.warp, self.what = warp, what
-
-    def ready(self) -> bool:
-        return not self.warp.held_at(self.what)
-
-    def describe(self) -> str:
-        return f"waits for another launch at griddepcontrol.{self.what}"
-
-
-class AnyWait(Wait):
-    """All paths of a diverged warp are blocked."""
-
-    kind = "diverged"
-    may_time_out = True
-
-    def __init__(self, waits: list[Wait]) -> None:
-        self.waits = waits
-
-    def ready(self) -> bool:
-        return any(wait.ready() for wait in self.waits)
-
-    def describe(self) -> str:
-        return "is diverged: " + "; ".join(wait.describe() for wait in self.waits)
 
 
 class Knowledge(Protocol):
@@ -345,7 +216,8 @@ class WarpState:
 
     def waits_for_launch(self) -> bool:
         """Whether it, or a part of its lanes, waits for another launch."""
-        return any(isinstance(wait, GridWait) for wait in (self.wait, *getattr(self.wait, "waits", ())))
+        waits = () if self.wait is None else (self.wait, *self.wait.waits)
+        return any(wait.kind == "griddepcontrol" for wait in waits)
 
     @property
     def token(self) -> int:

@@ -17,6 +17,7 @@ from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, Unsupport
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.generic_addresses import PARAM_WINDOW
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK
+from cute_kernels.emulator.machine.state.warp import Wait
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of, view_bytes
 from cute_kernels.emulator.machine.units.copies.packed_elements import PACKED, UNIT
 from cute_kernels.emulator.machine.units.copies.reductions import OPERATIONS, TYPES, combine
@@ -190,6 +191,13 @@ class BulkUnit:
         """
         address = ctypes.addressof(self.thread(thread))
         return bool(library().bulk_wait(self.cluster.engine.address, address, count, read))
+
+    def wait(self, thread: Thread, count: int, read: bool) -> Wait:
+        """cp.async.bulk.wait_group of a thread; arguments as of `wait_satisfied`."""
+        text = f"waits for the {'reads' if read else 'writes'} of all but {count} bulk groups of lane {thread[2]}"
+        return Wait(
+            "bulk_group", lambda: self.wait_satisfied(thread, count, read), lambda: text, ("bulk_group", thread)
+        )
 
     def unobserved(self) -> Iterator[tuple[Thread, str, int]]:
         """Threads that never waited for a store's reads of shared memory: thread, latest such store, its place.

@@ -6,6 +6,7 @@ This has what the core asks for: names, words of what is wrong, and accesses tha
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.lane_masks import block_lanes
 from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT
-from cute_kernels.emulator.machine.state.warp import WarpState
+from cute_kernels.emulator.machine.state.warp import Wait, WarpState
 from cute_kernels.emulator.races.shadow import GENERIC
 
 if TYPE_CHECKING:
@@ -53,12 +54,18 @@ class CopyUnit:
         else:
             raise self._refused(LaneCopy.from_address(fault.record))
 
-    def pending(self, warp: WarpState, lanes: int, newest: int) -> int | None:
-        """Address of the first copy of the lanes that is not complete, in all but their newest groups; or None."""
-        address = self.cluster.engine.address
-        return library().copies_pending(address, ctypes.addressof(self._warps[warp]), lanes, newest)
+    def wait(self, warp: WarpState, lanes: int, newest: int) -> Wait:
+        """cp.async.wait_group, wait_all (``newest`` EVERY_COPY)."""
+        address, copies = self.cluster.engine.address, ctypes.addressof(self._warps[warp])
+        first = functools.partial(library().copies_pending, address, copies, lanes, newest)  # that is not complete
 
-    def text(self, address: int) -> str:
+        def describe() -> str:
+            text = (copy := first()) and self._text(copy)
+            return f"waits for all but the {max(newest, 0)} newest of its cp.async groups, first {text}"
+
+        return Wait("cp.async", lambda: not first(), describe, ("cp.async", warp))
+
+    def _text(self, address: int) -> str:
         """Name of a copy in reports."""
         copy = LaneCopy.from_address(address)
         label = self.cluster.barriers.labels[copy.work.warp]
@@ -68,7 +75,7 @@ class CopyUnit:
         copy = LaneCopy.from_address(address)
         warp = next(warp for warp, copies in self._warps.items() if ctypes.addressof(copies) == copy.copies)
         name = f"copy {copy.nbytes} B per lane"
-        return AsyncOp(("cp.async",), None, self.text(address), name=name, signals=("cp.async", warp))
+        return AsyncOp(("cp.async",), None, self._text(address), name=name, signals=("cp.async", warp))
 
     def _arrival(self, address: int) -> AsyncOp:
         work = CopiesArrival.from_address(address)

@@ -139,18 +139,20 @@ class WgmmaUnit:
         """`Wait.key` of a warpgroup of the cluster, and of the queue of its operations."""
         return ("wgmma", *divmod(index, self._of_cta))
 
-    def group(self, rank: int, warp: int) -> int:
-        """The warpgroup of a warp, by its index in the cluster."""
-        return rank * self._of_cta + warp // WARPS
+    def wait(self, rank: int, warp: int, newest: int, end: int) -> Wait:
+        """wgmma.wait_group of a warp, for all operations of its warpgroup before ``end``."""
+        index = rank * self._of_cta + warp // WARPS
 
-    def is_complete(self, index: int, end: int) -> bool:
-        """Whether all operations of a warpgroup before ``end`` are complete."""
-        return self._groups[index].complete >= end
+        def describe() -> str:
+            complete = self._groups[index].complete
+            first = f", first {self._text(index, complete)}" if complete < end else ""
+            count = max(end - complete, 0)
+            return f"waits for all but the {newest} newest of its wgmma-groups: {count} operations{first}"
 
-    def unfinished(self, index: int, end: int) -> tuple[int, str]:
-        """How many operations before ``end`` are not, and the first of them."""
-        first = self._groups[index].complete
-        return max(end - first, 0), self._text(index, first) if first < end else ""
+        return Wait(
+            "wgmma_group", lambda: self._groups[index].complete >= end, describe, self.key(index),
+            ready_at=lambda count: count >= end,
+        )
 
     def _form(self, index: int, number: int) -> Form:
         group = self._groups[index]
@@ -248,27 +250,6 @@ class WgmmaUnit:
 
     def _label(self, index: int, member: int) -> str:
         return self.cluster.ctas[index // self._of_cta].warps[index % self._of_cta * WARPS + member].label
-
-
-class GroupWait(Wait):
-    """wgmma.wait_group, for all operations of its warpgroup before ``end``."""
-
-    kind = "wgmma_group"
-
-    def __init__(self, unit: WgmmaUnit, rank: int, warp: int, newest: int, end: int) -> None:
-        self._unit, self._group, self._newest, self._end = unit, unit.group(rank, warp), newest, end
-        self.key = unit.key(self._group)
-
-    def ready(self) -> bool:
-        return self._unit.is_complete(self._group, self._end)
-
-    def ready_at(self, count: int) -> bool:
-        return count >= self._end
-
-    def describe(self) -> str:
-        count, operation = self._unit.unfinished(self._group, self._end)
-        first = f", first {operation}" if count else ""
-        return f"waits for all but the {self._newest} newest of its wgmma-groups: {count} operations{first}"
 
 
 def _described(form: Form, arithmetic: Arithmetic, text: int) -> ctypes.Structure:
