@@ -344,11 +344,7 @@ DESIGNS = {
     "position order, `bf16x2`": Sm100PatchEmbedConfig(epilogue="bf16x2"),
     "flat order, interleaved table": _FLAT,
     "flat order, interleaved table, `bf16x2`": dataclasses.replace(_FLAT, epilogue="bf16x2"),
-    "flat order, blocked table, `bf16x2` (F13)": dataclasses.replace(_FLAT, epilogue="bf16x2", table="blocked"),
     "flat order, row-major table, `bf16x2`": dataclasses.replace(_FLAT, epilogue="bf16x2", table="row_major"),
-    "the same, padded staging and coalesced stores": dataclasses.replace(
-        _FLAT, epilogue="bf16x2", table="row_major", store="coalesced"
-    ),
     "single CTAs, position order": Sm100PatchEmbedConfig(cta_group=1, stages=3),
     "weight in tensor memory: the default of many images": _ON_CHIP,
     "weight in tensor memory, flat order": dataclasses.replace(_ON_CHIP, order="flat", tile_positions=1),

@@ -1,12 +1,11 @@
 """docs/experiments.md: what the notes of the CUDA originals say, as data, beside what is counted here.
 
-    python -m bench.experiments_page                        writes the page, at once
-    python -m bench.experiments_page --count pairs last     counts anew before, in the emulator; some minutes
-    python -m bench.experiments_page --pairs                prints the counts that each experiment changes
+    python -m bench.experiments_page            writes the page
+    python -m bench.experiments_page --pairs    prints the counts that each experiment changes
 
 The text is in experiments_page.md beside this file. Its tables are in experiments_page.json: ``notes``, copied from the
-notes with a column about this package; ``pairs``, counts that differ between the configurations of
-`bench.experiments`; ``last``, all counts of the notes' last state.
+notes with a column about this package; ``pairs``, what the emulator counted before and after an
+experiment; ``last``, all counts of the notes' last state.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from bench import experiments
 
 DATA = Path(__file__).with_suffix(".json")
 TEXT = Path(__file__).with_suffix(".md")
@@ -61,12 +58,15 @@ def with_counts(phases: Table, counts: Mapping[str, float]) -> Table:
     return {"columns": phases["columns"], "rows": rows}
 
 
-def recount(data: dict[str, Any], name: str) -> None:
-    """Counts one part of the data anew, in place."""
-    if name == "pairs":
-        data["pairs"] = {experiment.name: experiments.changes(experiment) for experiment in experiments.EXPERIMENTS}
-    else:
-        data["last"] = dict(experiments.counts(experiments.LAST))
+def pairs_table(pairs: Mapping[str, Any]) -> str:
+    """Markdown, a row per experiment that configurations could repeat when they had all of its fields: counts of a CTA
+    and 128 x 256 outputs with K = 768, before and after."""
+    rows = []
+    for name, pair in pairs.items():
+        found = [f"{what} {before:,g} -> {after:,g}" for what, (before, after) in pair["counts"].items()]
+        rows.append([name, "; ".join(found) or "none", f"{pair['explained']}: {pair['why']}"])
+    columns = ["experiment", "counts that differ here", "do the counts explain it"]
+    return markdown({"columns": columns, "rows": rows})
 
 
 def write(data: Mapping[str, Any]) -> None:
@@ -84,16 +84,12 @@ def _on_one_line(items: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", nargs="+", default=[], choices=("pairs", "last"), metavar="PART",
-                        help="of pairs, last")  # fmt: skip
     parser.add_argument("--pairs", action="store_true", help="print the counts that each experiment changes")
     options = parser.parse_args(argv)
     data = load()
     if options.pairs:
-        print(experiments.table(data["pairs"]))
+        print(pairs_table(data["pairs"]))
         return 0
-    for name in options.count:
-        recount(data, name)
     write(data)
     return 0
 

@@ -40,7 +40,7 @@ _PEERS = ("cuBLASLt position-major", "cuBLASLt", "scaled_mm", "copy of the same 
 DESIGNS: dict[str, tuple[str, ...]] = {
     "sm_100a": (
         "weight=tmem", "weight=smem", "weight=tmem,tmem_load_width=64", "weight=tmem,cta_group=1", "order=position",
-        "order=flat", "order=flat,table=blocked", "order=flat,table=row_major", "epilogue=bf16x2",
+        "order=flat", "order=flat,table=row_major", "epilogue=bf16x2",
     ),
     "sm_90a": (
         "weight=registers", "weight=streamed", "weight=registers,order=flat", "weight=registers,cluster=1",
@@ -52,9 +52,7 @@ DESIGNS: dict[str, tuple[str, ...]] = {
 TUNABLES: dict[str, tuple[str, ...]] = {
     "sm_100a": (
         "stages=3", "stages=5,store_buffers=2", "stages=6,store_buffers=1", "epilogue_warps=4", "tmem_load_width=16",
-        "tmem_load_width=64", "tmem_loads=2", "tile_n=128", "cta_group=1,tile_n=128", "order=flat,table_ahead=true",
-        "store=coalesced", "store=direct", "store_group=4", "store_group=2", "early_release=false", "stagger_clocks=0",
-        "snake=false",
+        "tmem_load_width=64", "tile_n=128", "cta_group=1,tile_n=128", "stagger_clocks=0", "snake=false",
     ),
     "sm_90a": ("stages=4", "pingpong=false", "warpgroups=3,tile_rows=64", "stage_blocks=1", "epilogue=bf16x2"),
 }  # fmt: skip

@@ -2,9 +2,11 @@
 
     python -m bench.model    # the fit of B200's costs, the validation of both models, modelled times of SM100's designs
 
-B200: the variants of the patch embed whose times the notes of the CUDA original give, expressed as configurations of
-this package. The fit is non-negative least squares on relative errors; "unseen" is what the model says of a variant
-that was left out of the fit, with those that do the same work by the counts. H200: the fit of
+B200: the variants of the patch embed whose times the notes of the CUDA original give, by the work that plans of this
+package counted when they had all of its stores. The fit is non-negative least squares on relative errors; "unseen" is
+what the model says of a variant that was left out of the fit, with those that do the same work by the counts.
+
+H200: the fit of
 `cute_kernels.plan.patch_embed_sm90`, with every problem left out once, and the default configuration at sizes
 that no fit has.
 """
@@ -29,61 +31,59 @@ from cute_kernels.plan import b200, gemm_sm90, make_plan, patch_embed_sm90, pred
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 
-EARLY = {
-    "tile_n": 256, "stages": 6, "epilogue_warps": 4, "tmem_load_width": 16, "order": "flat", "table": "row_major",
-    "store": "direct", "stagger_clocks": 0, "epilogue": "bf16x2",
-}  # fmt: skip
-"""The notes' kernel when its tiles had become 256 columns wide: BF16 table, rows of it read where they stand."""
-
-STAGED = EARLY | {"stages": 4, "epilogue_warps": 5, "tmem_load_width": 32, "store": "coalesced"}
-LAST = EARLY | {"stages": 4, "tmem_load_width": 32, "store": "tma", "table": "blocked"}
-
-
 @dataclass(frozen=True)
 class Variant:
-    """A variant of the CUDA original: its time in the notes, and the configuration that comes nearest to it.
+    """A variant of the CUDA original: its time in the notes, and the work of its busiest CTA.
 
     Attributes:
         name: the step or experiment, as docs/experiments.md has it.
         milliseconds: at the headline size.
-        settings: fields of `Sm100PatchEmbedConfig`.
+        work: as plans of this package counted it that had such stores and tables.
     """
 
     name: str
     milliseconds: float
-    settings: dict[str, object]
-
-    @property
-    def work(self) -> b200.TileWork:
-        config = Sm100PatchEmbedConfig(**self.settings)
-        return make_plan(HEADLINE, config, "sm_100a").work
+    work: b200.TileWork
 
 
+def _work(columns: int, operand_bytes: int, lines: int, waits: int, partial_lines: int = 0) -> b200.TileWork:
+    """Work of a tile of so many columns: all 256 x 768 of the headline's in half as many tiles as of 128."""
+    return b200.TileWork(
+        tiles=147 * 256 // columns, mma_clocks=12.0 * columns, operand_bytes=operand_bytes, lines=lines, waits=waits,
+        columns=columns, memory_bytes=2_139_592_704, partial_lines=partial_lines
+    )
+
+
+_DIRECT_16, _DIRECT_32 = _work(256, 196_608, 6_144, 16, 2_048), _work(256, 196_608, 6_144, 8, 2_048)
+"""Rows of the table read where they stand, threads' own stores; loads of 16 and of 32 columns of tensor memory."""
+_STAGED, _STAGED_128 = _work(256, 196_608, 5_632, 8), _work(128, 147_456, 2_816, 4)
+"""Padded staging, coalesced stores."""
+_LAST = _work(256, 196_608, 3_072, 8)
+"""TMA stores, a blocked table."""
 VARIANTS = (
-    Variant("single CTAs, 128 columns", 1.050, EARLY | {"cta_group": 1, "tile_n": 128}),
-    Variant("pairs, 128 columns", 0.920, EARLY | {"tile_n": 128}),
-    Variant("pairs, 256 columns", 0.764, EARLY),
-    Variant("loads of 32 columns (F8)", 0.764, EARLY | {"tmem_load_width": 32}),
-    Variant("every warp polls (F7)", 0.743, EARLY | {"tmem_load_width": 32}),
-    Variant("5 epilogue warps", 0.722, EARLY | {"tmem_load_width": 32, "epilogue_warps": 5}),
-    Variant("5 stages (F6)", 0.715, EARLY | {"tmem_load_width": 32, "epilogue_warps": 5, "stages": 5}),
-    Variant("4 stages (F6)", 0.700, EARLY | {"tmem_load_width": 32, "epilogue_warps": 5, "stages": 4}),
-    Variant("padded staging, coalesced stores", 0.630, STAGED),
-    Variant("table loaded one step ahead (F10)", 0.630, STAGED | {"table_ahead": True}),
-    Variant("two loads of 16 columns in flight (F1)", 0.664, STAGED | {"tmem_load_width": 16, "tmem_loads": 2}),
-    Variant("128 columns, 4 stages (F12)", 0.763, STAGED | {"tile_n": 128, "epilogue_warps": 4}),
-    Variant("128 columns, 5 stages (F12)", 0.765, STAGED | {"tile_n": 128, "epilogue_warps": 4, "stages": 5}),
-    Variant("128 columns, 6 stages (F12)", 0.702, STAGED | {"tile_n": 128, "epilogue_warps": 4, "stages": 6}),
-    Variant("blocked table (F13)", 0.579, STAGED | {"table": "blocked"}),
-    Variant("swizzled staging, TMA stores (F24)", 0.532, LAST),
-    Variant("warps 50 clocks apart (F31)", 0.531, LAST | {"stagger_clocks": 50}),
-    Variant("warps 80 clocks apart (F31)", 0.530, LAST | {"stagger_clocks": 80}),
-    Variant("warps 200 clocks apart (F31)", 0.532, LAST | {"stagger_clocks": 200}),
-    Variant("loads of 16 columns (F32)", 0.586, LAST | {"tmem_load_width": 16, "stagger_clocks": 80}),
-    Variant("two loads of 16 columns in flight (F34)", 0.531,
-            LAST | {"tmem_load_width": 16, "tmem_loads": 2, "stagger_clocks": 80}),
-)  # fmt: skip
-"""Those that a configuration can say, but for one thing: in the first four of the notes one warp polls and wakes the
+    Variant("single CTAs, 128 columns", 1.050, _work(128, 196_608, 3_072, 8, 1_024)),
+    Variant("pairs, 128 columns", 0.920, _work(128, 147_456, 3_072, 8, 1_024)),
+    Variant("pairs, 256 columns", 0.764, _DIRECT_16),
+    Variant("loads of 32 columns (F8)", 0.764, _DIRECT_32),
+    Variant("every warp polls (F7)", 0.743, _DIRECT_32),
+    Variant("5 epilogue warps", 0.722, _DIRECT_32),
+    Variant("5 stages (F6)", 0.715, _DIRECT_32),
+    Variant("4 stages (F6)", 0.700, _DIRECT_32),
+    Variant("padded staging, coalesced stores", 0.630, _STAGED),
+    Variant("table loaded one step ahead (F10)", 0.630, _STAGED),
+    Variant("two loads of 16 columns in flight (F1)", 0.664, _STAGED),
+    Variant("128 columns, 4 stages (F12)", 0.763, _STAGED_128),
+    Variant("128 columns, 5 stages (F12)", 0.765, _STAGED_128),
+    Variant("128 columns, 6 stages (F12)", 0.702, _STAGED_128),
+    Variant("blocked table (F13)", 0.579, _work(256, 196_608, 3_584, 8)),
+    Variant("swizzled staging, TMA stores (F24)", 0.532, _LAST),
+    Variant("warps 50 clocks apart (F31)", 0.531, _LAST),
+    Variant("warps 80 clocks apart (F31)", 0.530, _LAST),
+    Variant("warps 200 clocks apart (F31)", 0.532, _LAST),
+    Variant("loads of 16 columns (F32)", 0.586, _work(256, 196_608, 3_072, 16)),
+    Variant("two loads of 16 columns in flight (F34)", 0.531, _LAST),
+)
+"""Those whose work can be counted, but for one thing: in the first four of the notes one warp polls and wakes the
 others by bar.sync, which no field says. Of F1 and the staged steps the notes' last time (8-fold unrolling) is taken."""
 
 

@@ -7,8 +7,6 @@
 torch.Size([2, 196, 768])
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """``python -m cute_kernels``: the same as ``cute-kernels``."""
 
-from __future__ import annotations
-
 import sys
 
 from cute_kernels.commands.cli import main

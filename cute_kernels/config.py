@@ -5,8 +5,6 @@ All are frozen, hashable and free of torch and of hardware limits: they check th
 chooses it for the problem (`cute_kernels.plan.choose`), and a plan's own config has none.
 """
 
-from __future__ import annotations
-
 import inspect
 import operator
 from collections.abc import Iterable, Mapping
@@ -66,8 +64,9 @@ class Typed:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        own = {name: text.partition(" | ") for name, text in inspect.get_annotations(cls).items()}
-        cls.types = cls.types | {name: (_TYPES.get(kind, str), none == "None") for name, (kind, _, none) in own.items()}
+        for name, kind in inspect.get_annotations(cls, eval_str=True).items():
+            own = [each for each in (int, bool) if each in (kind, *get_args(kind))] or [str]
+            cls.types = cls.types | {name: (own[0], type(None) in get_args(kind))}
 
     def __post_init__(self) -> None:
         for name, (kind, is_open) in self.types.items():
@@ -83,10 +82,6 @@ class Typed:
             else:
                 raise TypeError(f"{name} = {value!r} is {type(value).__name__}: must be a string")
             object.__setattr__(self, name, checked)
-
-
-_TYPES: dict[str, type] = {"int": int, "bool": bool}
-"""By annotation; any other is of strings."""
 
 
 def type_name(value: Any) -> str:
@@ -124,8 +119,7 @@ EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
 RowOrder = Literal["position", "flat"]
-TableFormat = Literal["row_major", "blocked", "interleaved"]
-StorePath = Literal["tma", "coalesced", "direct"]
+TableFormat = Literal["row_major", "interleaved"]
 PixelSource = Literal["strips", "gather", "repack", "split"]
 WeightMemory = Literal["tmem", "smem"]
 TileOrder = Literal["row", "image"]
@@ -200,20 +194,11 @@ class Sm100PatchEmbedConfig(Typed):
         tile_positions: neighbouring positions of a tile in position order, a power of two; a tile has at least 32
             images, the rows of a warp. None: as many as give the fewest tiles.
         snake: every other row of tiles runs backwards, so that its first tile takes the last weight again.
-        tmem_loads: 1 or 2 ``tcgen05.ld`` in flight before a warp waits for them (F34).
-        table: layout of the bias + position table. ``"row_major"``; ``"blocked"``: squares of 32 x 32 (F13);
-            ``"interleaved"``: 16 bytes of each of 32 rows side by side, what the lanes of a warp load together;
-            None: row-major in position order, interleaved in flat order.
-        table_ahead: table values are loaded one step before they are added (F10).
-        store: how the output leaves. ``"tma"``: swizzled staging and TMA stores (F24); ``"coalesced"``: padded rows of
-            staging, which warps read back row by row and store; ``"direct"``: 32 bytes of a row per thread, without
-            staging (F17).
-        store_group: of ``"tma"``: regions of 64 columns that are issued together: 1, every two, three and then the
-            last, or all four at the end.
-        store_buffers: of ``"tma"``: regions that a warp stages at the same time, 1, 2 or 4; fewer leave room for more
+        table: layout of the bias + position table. ``"row_major"``; ``"interleaved"``: 16 bytes of each of 32 rows side
+            by side, what the lanes of a warp load together; None: row-major in position order, interleaved in flat
+            order.
+        store_buffers: regions of 64 columns that a warp stages at the same time, 1, 2 or 4; fewer leave room for more
             stages.
-        early_release: an accumulator is handed back as soon as its last column is in registers, and not after the
-            stores (F19).
         stagger_clocks: the warps of an epilogue begin a tile this many clocks after one another (F31).
     """
 
@@ -226,13 +211,8 @@ class Sm100PatchEmbedConfig(Typed):
     order: RowOrder | None = None
     tile_positions: int | None = None
     snake: bool = True
-    tmem_loads: int = 1
     table: TableFormat | None = None
-    table_ahead: bool = False
-    store: StorePath = "tma"
-    store_group: int = 1
     store_buffers: int = 4
-    early_release: bool = True
     stagger_clocks: int = 80
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 Installed with the package. It imports nothing but pytest until a test uses it.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import traceback

@@ -74,7 +74,6 @@ timed: dict[str, PatchEmbedConfig | None] = {
     **candidates,
     "a row after the other": dataclasses.replace(base, order="flat"),
     "16 columns a load": dataclasses.replace(base, tmem_load_width=16),
-    "direct stores": dataclasses.replace(base, store="direct"),
     "weight in SMEM": Sm100ResidentConfig(weight="smem"),
     "weight in TMEM": Sm100ResidentConfig(weight="tmem"),
     "chosen": None,

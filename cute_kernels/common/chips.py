@@ -6,8 +6,6 @@ by NVIDIA's data sheets of A100 SXM 80 GB, H200 SXM and HGX B200, whose driver s
 (https://github.com/pytorch/ao/pull/4002).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 Results do not depend on the executor: tasks are pure, and come back in the order in which they were given.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import functools
@@ -106,7 +104,7 @@ class Workers:
         self._shared: Any = None
         self._state: list[Any] | None = None  # of this process
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -3,8 +3,6 @@
 Launches on a GPU and the reference on a CPU need none of them. Nothing else of the package is imported here.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Facts of an object that follow from others: a name, a rule, and the meaning in a string behind it, in two lines."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that a command reads or writes: checked before any work is done, and errors that name them."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

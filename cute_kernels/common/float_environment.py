@@ -4,8 +4,6 @@ Programs change it (`fesetround`, `torch.set_flush_denormal`), and C, NumPy and 
 kernels, and the references that they are compared with, are computed in the default environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Iterator

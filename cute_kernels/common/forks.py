@@ -1,7 +1,5 @@
 """Locks that a forked process can take: the threads that held them are its parent's."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

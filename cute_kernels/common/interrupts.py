@@ -11,8 +11,6 @@ installed, and what they install stays. While handlers are replaced and put back
 Only the main thread runs handlers, so launches of other threads have nothing to defer.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -32,7 +30,7 @@ _thread = 0  # whose launch that is
 class deferred:  # noqa: N801 - used like a function
     """A context in which signals' handlers wait for `check`, or for its end; inside of another one it does nothing."""
 
-    def __enter__(self) -> deferred:
+    def __enter__(self) -> "deferred":
         self._outermost = _in_main_thread() and not _replaced
         if self._outermost:
             _replace()

@@ -1,7 +1,5 @@
 """One line on a terminal that says how far a command is."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time
@@ -55,7 +53,7 @@ class ProgressLine:
 
         return seen
 
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self) -> "ProgressLine":
         return self
 
     def __exit__(self, *_: object) -> None:

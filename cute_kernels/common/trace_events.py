@@ -3,8 +3,6 @@
 The axis is in microseconds; what one stands for, whoever records says in the note of the file.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from json.encoder import encode_basestring_ascii as _quoted

@@ -8,8 +8,6 @@ Nothing else of the package is imported here but `forks` and `interrupts`, so th
 and CuTe DSL is imported by the functions that need it.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -6,8 +6,6 @@ compiled, and only there. It says where an operation was called, but not who cal
 that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib
@@ -101,7 +99,7 @@ class Allocations:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def of_text(cls, text: str) -> Allocations:
+    def of_text(cls, text: str) -> "Allocations":
         given = _tuples(json.loads(text))
         kinds = {"static": Allocation, "dynamic": Allocation, "views": View}
         return cls(**given | {name: tuple(kind(**each) for each in given[name]) for name, kind in kinds.items()})

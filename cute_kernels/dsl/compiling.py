@@ -1,7 +1,5 @@
 """Compiles kernels by the supported versions of CuTe DSL, and has what a compilation leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

@@ -3,8 +3,6 @@
 Also how the emulator takes the place of the CUDA runtime: the methods of CuTe DSL through which it does.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util
@@ -55,7 +53,7 @@ class HostFunction:
     """
 
     def __init__(
-        self, code: bytes, prefix: str, stand_ins: Mapping[str, int] | None = None, recorder: Recorder | None = None
+        self, code: bytes, prefix: str, stand_ins: Mapping[str, int] | None = None, recorder: "Recorder | None" = None
     ) -> None:
         """Links the object, made with this prefix; ``stand_ins``: addresses of functions that it calls in place of the
         CUDA runtime's; ``recorder``: whose these are. Raises LinkError: it cannot be linked, or is none of a host

@@ -11,8 +11,6 @@ folder for temporary files where the user has none; ``CUTE_KERNELS_CACHE_DIR=off
 than ``CUTE_KERNELS_CACHE_MB`` megabytes, those that were not used for longest go when one is stored.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 A layout is a shape and a stride, nested alike. Coordinates of a nested mode count its first part fastest.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

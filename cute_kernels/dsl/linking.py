@@ -5,8 +5,6 @@ DSL, whose compiler is 200 MB. Formulas and numbers of relocations are those of 
 ELF for the Arm 64-bit Architecture (section 5.7).
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import struct

@@ -1,7 +1,5 @@
 """Programs of others, compiled for the emulator: for which architecture, and what their calls pass."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Scale, bias + position, rounding: one function per contract of `cute_kernels.operations.reference`."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, replace
 
@@ -82,12 +80,12 @@ class Scales:
     rows: cute.Tensor | None
     features: cute.Tensor | None
 
-    def loaded(self) -> Scales:
+    def loaded(self) -> "Scales":
         """With the call's number in a register; global memory may be read from here on."""
         call = self.call[0] if isinstance(self.call, cute.Tensor) else self.call
         return Scales(call, self.rows, self.features)
 
-    def of_batch(self, batch: Int32) -> Scales:
+    def of_batch(self, batch: Int32) -> "Scales":
         """Scales of one product, where rows and features are ``[.., batches]``."""
         along = [None if factors is None else factors[None, batch] for factors in (self.rows, self.features)]
         return Scales(self.call, *along)
@@ -200,7 +198,7 @@ def activate_to_e4m3(pair: Pair, activation: str, factor: Float32, packed: bool 
     return ptx.cvt_rn_satfinite_e4m3x2_f16x2(ptx.mul_rn_f16x2(ptx.cvt_rn_satfinite_f16x2_f32(high, low), share))
 
 
-def _sigmoid(sigmoid: Sigmoid, x: Pair | Int32, arithmetic: F32 | F16) -> Pair | Int32:
+def _sigmoid(sigmoid: Sigmoid, x: Pair | Int32, arithmetic: "F32 | F16") -> Pair | Int32:
     u = arithmetic.mul(x, arithmetic.both(sigmoid.scale))
     if sigmoid.inner:
         u = arithmetic.mul(u, _horner(sigmoid.inner, arithmetic.mul_sat(u, u), arithmetic))
@@ -208,7 +206,7 @@ def _sigmoid(sigmoid: Sigmoid, x: Pair | Int32, arithmetic: F32 | F16) -> Pair |
     return arithmetic.fma_sat(u, slope, arithmetic.both(0.5))
 
 
-def _horner(coefficients: tuple[float, ...], x: Pair | Int32, arithmetic: F32 | F16) -> Pair | Int32:
+def _horner(coefficients: tuple[float, ...], x: Pair | Int32, arithmetic: "F32 | F16") -> Pair | Int32:
     """A polynomial whose coefficients ascend."""
     value = arithmetic.both(coefficients[-1])
     for coefficient in coefficients[-2::-1]:

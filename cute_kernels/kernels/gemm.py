@@ -1,7 +1,5 @@
 """Common parts of the dense GEMM's kernels on every architecture: host entry, views of its tensors, rounding."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +32,7 @@ class Addends:
     residual: cute.Tensor | None = None
     out_factor: Float32 | cute.Tensor | None = None
 
-    def loaded(self) -> Addends:
+    def loaded(self) -> "Addends":
         """With the call's numbers in registers; global memory may be read from here on."""
         scales, out = self.scales, self.out_factor
         if isinstance(out, cute.Tensor):
@@ -131,15 +129,12 @@ class DeviceArguments:
 
 
 class GemmHost(Host):
-    """A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and `operands`."""
+    """A subclass has the device code, ``kernel(arguments: DeviceArguments)``, and ``operands(a, b)``: the tensor-core
+    instruction, and the loads of ``a`` and ``b``, each ``[rows, K, batches]``."""
 
     def __init__(self, plan: GemmPlan) -> None:
         super().__init__(plan)
         self.dtype, self.b_dtype = ELEMENT_TYPES[plan.multiplied_dtype], ELEMENT_TYPES[plan.b_dtype]
-
-    def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
-        """The tensor-core instruction, and the loads of ``a`` and ``b``, each ``[rows, K, batches]``."""
-        raise NotImplementedError
 
     def divisors(self, m_tiles: Int32, n_tiles: Int32) -> tuple[cute.FastDivmodDivisorV2, ...]:
         """Divisors of the tile order."""

@@ -5,8 +5,6 @@ ever states a count. `cute_kernels.kernels.pipes` turns a graph into barriers on
 the picture that explains a hang.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from dataclasses import dataclass, replace
 from enum import Enum

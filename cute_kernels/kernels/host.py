@@ -1,7 +1,5 @@
 """Common parts of the host functions of all kernels: how they launch; of patch embeds, what they are made of."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -4,8 +4,6 @@ Sum and sum of squares are exact integers, so that neither the order of the addi
 bit: `cute_kernels.operations.reference.layer_norm_scale` says which operations follow.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cutlass

@@ -1,7 +1,5 @@
 """TMA producer warp: global memory -> operand stages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cutlass

@@ -5,8 +5,6 @@ last), and its rows of patches are contiguous too. Between the two lies shared m
 memory traffic.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cutlass

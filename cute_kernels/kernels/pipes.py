@@ -4,8 +4,6 @@ Phases follow one convention: a ring starts empty, so a producer begins with par
 which counts as complete) and a consumer with parity 0. Signals of CTA pairs are in ``sm100/cta_pair.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

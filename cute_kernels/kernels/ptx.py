@@ -1,7 +1,5 @@
 """Instructions that CuTe DSL has no public wrapper for, each function named after the instruction it emits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -166,18 +164,6 @@ def griddepcontrol() -> None:
 def prefetch_global_l2(source: cute.Pointer, *, loc=None) -> None:
     """Asks for the cache line of an address."""
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc)], loc=loc)
-
-
-@dsl_user_op
-def st_global_v8(target: cute.Pointer, words: tuple[Int32, ...], when: Int32, *, loc=None) -> None:
-    """Stores eight words, 32 bytes, to an address that is a multiple of 32, if ``when`` is not 0 (sm_100 and later)."""
-    registers = ", ".join(f"{{$r{i + 1}}}" for i in range(8))
-    cute.arch.inline_ptx(
-        "{\n\t.reg .pred stored;\n\tsetp.ne.s32 stored, {$r9}, 0;\n\t"
-        f"@stored st.global.v8.b32 [{{$r0}}], {{{registers}}};\n\t}}",
-        read_only_args=[target.toint(loc=loc), *words, when],
-        loc=loc,
-    )
 
 
 @dsl_user_op

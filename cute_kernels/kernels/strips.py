@@ -3,8 +3,6 @@
 How a strip is an operand as it lands: `cute_kernels.plan.images_strips`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

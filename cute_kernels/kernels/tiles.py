@@ -1,7 +1,5 @@
 """Orders in which persistent clusters walk the output tiles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cutlass

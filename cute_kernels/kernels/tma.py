@@ -1,7 +1,5 @@
 """TMA copies by boxes: operations, swizzled boxes in shared memory, the two sides of a copy, and staging of stores."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

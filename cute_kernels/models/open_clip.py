@@ -7,8 +7,6 @@ Vision towers of open_clip's own (``VisionTransformer.conv1``) and of timm, whic
 use. Class tokens and positions stay the tower's; parameters keep their names, and checkpoints do not change.
 """
 
-from __future__ import annotations
-
 from cute_kernels.models import processors, timm
 from cute_kernels.models.replace import Family, Library
 

@@ -1,7 +1,5 @@
 """Normalisation of pixels as image processors of transformers and vLLM say it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Embeddings of other libraries' models, replaced in place: a family is a row of data, and one place serves all."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -7,8 +7,6 @@ The layer ``proj`` of timm's ``PatchEmbed`` and ``NaFlexEmbeds`` is run by the k
 timm's, an addition of their own. Parameters keep their names, and checkpoints do not change.
 """
 
-from __future__ import annotations
-
 from cute_kernels.models import processors
 from cute_kernels.models.replace import Family, Library
 

@@ -11,8 +11,6 @@ Pixels: `raw_processor` makes a processor hand out uint8, which is normalised he
 normalised itself is multiplied as it is.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Sequence

@@ -19,8 +19,6 @@ or spectrograms for inputs, which no normalisation bounds.
 rows have each patch twice): one is multiplied by the sum of the weight's frames. vLLM has to be told to take no videos.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import threading

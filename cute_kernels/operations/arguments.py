@@ -11,8 +11,6 @@ the checks that need nothing but a tensor's metadata, and what a repeated call l
         allow_tf32: bool = plain("bool allow_tf32=False", bool, default=False)
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

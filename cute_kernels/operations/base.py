@@ -12,8 +12,6 @@ An operation is a subclass of `Operation` with a dataclass of arguments (`cute_k
 is its own: shapes that depend on each other, its problem, its operands, its reference.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ Kernels take sizes as launch arguments, so one compiled kernel serves every prob
 new batch, resolution or model width costs no compilation.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools

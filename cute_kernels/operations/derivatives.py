@@ -1,7 +1,5 @@
 """Pieces of the derivatives of operations, in plain torch, so that compilers fuse them and autograd follows them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Random operands for a plan, laid out as its operation lays out those of a call."""
 
-from __future__ import annotations
-
 import torch
 
 from cute_kernels.operations.registry import operation_of

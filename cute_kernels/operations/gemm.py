@@ -1,7 +1,5 @@
 """`gemm`: its arguments, what they have to be, and what the kernel gets of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -9,8 +9,6 @@ exactly 0: then the mean drops out exactly, whatever it is, and `cute_kernels.ge
 the multiplier of a row. What rounding a weight adds is multiplied by a pixel's distance from the row's mean.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import numbers
@@ -57,7 +55,7 @@ class LayerNormWeight:
     bias: torch.Tensor
     eps: float
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> LayerNormWeight:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> "LayerNormWeight":
         """Moves and never casts."""
         device = fn(self.bias).device
         return LayerNormWeight(*(each.to(device) for each in (self.values, self.scale, self.bias)), self.eps)

@@ -1,7 +1,5 @@
 """`patch_embed`: its arguments, what they have to be, and what the kernel gets of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -10,8 +10,6 @@ rounded ``w'``, so that a rounding error of ``w'`` is multiplied by the pixel's 
 pixel itself.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import numbers
@@ -25,7 +23,7 @@ from cute_kernels.plan.images_strips import StripsPlan
 
 Precision = Literal["int8", "bf16", "fp16"]
 Order = Literal["chw", "hwc"]
-PerChannel: TypeAlias = "float | Sequence[float] | torch.Tensor"
+PerChannel: TypeAlias = float | Sequence[float] | torch.Tensor
 """One number, or one per channel in a sequence, tensor or NumPy array of any shape."""
 
 WIDE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -165,7 +163,7 @@ class PatchWeight(torch.nn.Module):
             f"order={self.order!r}, mean={self.mean}, std={self.std}"
         )
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PatchWeight:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "PatchWeight":
         """Moves the buffers and keeps their types: a rounded weight means nothing with its scale when rounded again."""
         for name, buffer in self._buffers.items():
             if buffer is not None:

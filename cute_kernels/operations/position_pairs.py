@@ -1,7 +1,5 @@
 """Positions of two axes, each with a table of its own, as one table and one index, which kernels of rows read."""
 
-from __future__ import annotations
-
 import torch
 
 from cute_kernels.operations.runtime.constants import DERIVED

@@ -1,7 +1,5 @@
 """Every operation by the class of its problems."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cute_kernels.operations.base import Operation

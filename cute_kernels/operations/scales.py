@@ -7,8 +7,6 @@ Numbers are checked: each, and the product, must be finite and greater than 0 in
 device and never checked, since looking at it would wait for the device; NaN or infinity in it reaches the output.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import numbers

@@ -8,8 +8,6 @@ The sum over K is never divided: the shards' sums would be rounded before they a
 from the operator's contract.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@
 load per lane would touch 32 different cache lines. This layout puts the same 16-byte column chunk of 32 consecutive
 positions side by side: the warp then reads 512 consecutive bytes.
 
-``"blocked"`` (SM100): squares of 32 positions x 32 columns, as the CUDA original has it (F13).
-
 ``"paired"`` (SM90): a thread holds columns c and c + 8 of every 16, by the accumulator layout of WGMMA. They stand side
 by side, so that one load brings both.
 
@@ -15,8 +13,6 @@ by side, so that one load brings both.
 
 `fragment_table` (SM90's kernels of images): as accumulators lie in registers whose columns are patches.
 """
-
-from __future__ import annotations
 
 import functools
 import math
@@ -64,21 +60,20 @@ def build_table(
 
     Returns:
         A contiguous tensor of this shape. The value of (position p, column c) stands at ``[p, c]`` if row-major, at
-        ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes if interleaved and V = 32 if blocked, at
+        ``[p // 32, c // V, p % 32, c % V]`` with V = elements per 16 bytes if interleaved, at
         ``[p, c // 16, c % 8, c % 16 // 8]`` if paired, at ``[p, c // 32, c % 8, c % 32 // 8]`` if quads. Everything
         outside the rows and the n columns is zero.
     """
     given = bias[None] if pos_embed is None else pos_embed
     rows, n = given.shape
-    by_blocks = layout in ("blocked", "interleaved")
-    height = shape[0] * (LANES if by_blocks else 1)
+    height = shape[0] * (LANES if layout == "interleaved" else 1)
     padded = torch.zeros(height, math.prod(shape) // height, dtype=dtype, device=given.device)
     _summed(bias, pos_embed, padded[:rows, :n])
     if nan_row:
         padded[rows] = float("nan")
     if layout == "row_major":
         return padded
-    if by_blocks:
+    if layout == "interleaved":
         return padded.view(shape[0], LANES, shape[1], shape[3]).transpose(1, 2).contiguous()
     return padded.view(shape[0], shape[1], shape[3], shape[2]).transpose(2, 3).contiguous()
 

@@ -5,8 +5,6 @@ a `Plan` that every later stage may trust without checking anything again. Plann
 CuTe DSL. `prediction` and `b200` model the time of a launch (docs/model.md).
 """
 
-from __future__ import annotations
-
 from cute_kernels.plan.base import ARCHS, Plan, arch_of
 from cute_kernels.plan.registry import PLANNERS, Planner, candidate_plans, choose, make_plan, predict
 

@@ -9,8 +9,6 @@ role, and what is taken away from any of the parts below shortens it. Beside the
 core's time for the products and device memory's for the bytes of the launch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,22 +82,22 @@ class TileWork:
         mma_clocks: of a tile at the published rate of the tensor core.
         operand_bytes: of a tile, brought by TMA.
         lines: of a tile, as `UnitClocks.line` counts them.
-        partial_lines: of a tile, those of them that a store writes a part of.
         waits: of a tile, in the warp that has the most.
         columns: of a tile, in that warp.
         memory_bytes: that the whole launch reads from and writes to device memory.
         once_lines: lines before the first tile, of bringing a resident weight to its place.
+        partial_lines: of a tile, those of its lines that a store writes a part of.
     """
 
     tiles: int
     mma_clocks: float
     operand_bytes: float
     lines: float
-    partial_lines: float
     waits: float
     columns: float
     memory_bytes: float
     once_lines: float = 0.0
+    partial_lines: float = 0.0
 
 
 PARTS = {

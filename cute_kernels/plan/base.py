@@ -1,7 +1,5 @@
 """Common parts of every plan: operands, architectures, limits, how a plan is printed, and what a kernel declares."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -133,6 +131,16 @@ def smem_map(*regions: tuple[str, int, int]) -> tuple[SmemRegion, ...]:
     return tuple(placed)
 
 
+DESCRIBED = (
+    "tile_rows", "tile_positions", "tile_images", "columns", "features", "mma_spans", "cluster_rows", "cluster_columns",
+    "tiles", "m_tiles", "n_tiles", "row_tiles", "position_tiles", "image_tiles", "feature_groups", "clusters",
+    "k_blocks", "tile_k", "tile_stages", "loaded_rows", "box", "stage_box", "accumulators", "accumulator_registers",
+    "weight_registers", "needed_registers", "consumer_registers", "weight_bytes", "table_shape", "holds_table",
+    "copies_table", "epilogue_columns", "store_rows", "store_columns", "load_pixels", "store_elements"
+)  # fmt: skip
+"""Facts of a plan that `Plan.describe` shows, where a kernel has them."""
+
+
 @dataclass(frozen=True)
 class Plan(ABC):
     """A legal way to run one problem. Every attribute is derived; construct it with `cute_kernels.plan.make_plan`.
@@ -223,24 +231,24 @@ class Plan(ABC):
     """Which kernels run, and why these where a problem may have others."""
 
     def describe(self) -> list[tuple[str, str]]:
-        """Rows (what, value) for people: tiles, launch, shared- and tensor-memory budget line by line."""
+        """Rows (what, value) for people: what follows from problem and configuration, memory line by line."""
         rows = [
             ("problem", self.describe_problem()),
             ("architecture", f"{self.arch.name}, {self.sm_count} SMs"),
             ("threads", f"{self.threads} = {', '.join(self.roles)}"),
-            *self.describe_tiles(),
         ]
+        known = [(name.replace("_", " "), getattr(self, name, None)) for name in DESCRIBED]
+        rows += [(what, f"{value:,}" if type(value) is int else str(value)) for what, value in known if value]
         rows += [(f"SMEM {r.name}", f"{r.nbytes:,} B at {r.offset:,}") for r in self.smem]
         rows.append(("SMEM total", f"{self.smem_bytes:,} of {self.arch.smem_bytes:,} B"))
+        rows += [(f"TMEM {r.name}", f"{r.columns} columns from {r.first} on") for r in self.tmem]
+        if self.tmem:
+            rows.append(("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"))
         return rows
 
     @abstractmethod
     def describe_problem(self) -> str:
         """One line about what is computed."""
-
-    @abstractmethod
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        """Rows (what, value) that only this kind of plan has."""
 
 
 def room_for_stages(plan: Plan) -> int:

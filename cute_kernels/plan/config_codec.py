@@ -4,8 +4,6 @@ One place knows how fields are written down, whatever their class: ``FIELD=VALUE
 plan chooses. `Planner.codec` is that of the classes of an operation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Common parts of the plans of the dense GEMM: checks of the problem, tiles, order and output staging."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Plan of the SM100a dense GEMM: CTA pairs, one or two MMA tiles per stage, a short ring of store buffers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -61,18 +59,6 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     tmem_columns = number(lambda self: self.accumulators * self.mma_tiles * self.config.tile_n)
     """Accumulators of every MMA tile, in the powers of two that tcgen05.alloc hands out."""
     tmem = fact(lambda self: base.tmem_accumulators(self.accumulators * self.mma_tiles, self.config.tile_n))
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c, rows = self.config, self.mma_tiles * self.mma_m
-        return [
-            ("tile", f"{rows} x {c.tile_n} per CTA pair, {self.k_blocks} K blocks of {self.tile_k}"),
-            ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}"),
-            ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
-            ("order", f"groups of {c.group_m} blocks of rows"),
-            ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
-            ("TMEM accumulators", f"{self.accumulators} x {self.mma_tiles} x {c.tile_n} columns"),
-            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
-        ]
 
 
 FIELDS = {

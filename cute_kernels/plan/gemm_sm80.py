@@ -1,7 +1,5 @@
 """Plan of the dense GEMM by ``mma.sync``, for any GPU since Ampere."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -87,14 +85,6 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
     cluster_columns = number(lambda self: self.config.tile_n)
     tiles = number(lambda self: self.m_tiles * self.n_tiles * self.problem.batches * self.config.split_k)
     """Slices of all tiles."""
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        rows = [("order", f"groups of {self.config.group_m} blocks of rows")]
-        if self.config.split_k > 1:
-            rows.append(("slices", f"{self.config.split_k} of each tile, added by the last CTA"))
-        if self.problem.in_dtype == "float32":
-            rows.append(("rounding to TF32", self.config.rounding))
-        return [*super().describe_tiles(), *rows]
 
 
 def checked_plan(problem: GemmProblem, config: Sm80GemmConfig, arch: Arch, sm_count: int) -> Sm80GemmPlan:

@@ -5,8 +5,6 @@ There is no stream-K order. At large squares and layers of SigLIP2 the last wave
 columns lose more: docs/performance.md says how far behind the fastest tile they are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -152,25 +150,6 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:
         sums = ("partial sums", self.finished_warps * self.received_bytes, 128)
         return (sums,) if self.config.split_k > 1 else ()
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
-        share = "half of a tile per warpgroup" if self.warpgroups > 1 else "one warpgroup"
-        schedule = "pingpong: a tile per warpgroup" if c.pingpong else f"cooperative: {share}"
-        registers = f"{self.accumulator_registers} of accumulators, {self.consumer_registers} per consumer thread"
-        by = "warp" if self.store_warps == 1 else f"{self.store_warps} warps"
-        slices = f", {c.split_k} slices of K each" if c.split_k > 1 else ""
-        shape = f"{c.tile_n} x {c.tile_m}, transposed" if c.transposed else f"{c.tile_m} x {c.tile_n}"
-        return [
-            ("tile", f"{shape}, {self.k_blocks} K blocks of {self.tile_k}"),
-            ("schedule", schedule),
-            ("cluster", f"{self.sharing_ctas} CTAs, {self.cluster_rows} x {self.cluster_columns}{slices}"),
-            ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
-            ("order", f"groups of {c.group_m} blocks of rows"),
-            *([("rows loaded", f"{self.loaded_rows} of a tile")] if self.loaded_rows < c.tile_m else []),
-            ("registers", registers),
-            ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per {by}"),
-        ]
 
 
 FIELDS = {

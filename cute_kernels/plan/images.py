@@ -1,7 +1,5 @@
 """Common parts of the plans of the patch embed of images: the problem's limits, and how tiles cut images up."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from dataclasses import dataclass

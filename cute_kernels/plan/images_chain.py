@@ -4,8 +4,6 @@ For images whose patches TMA cannot read as operands. The second kernel is launc
 (programmatic dependent launch), so that it sets itself up while the pass runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -157,10 +155,6 @@ class RowsChainPlan(Plan):
     def describe_problem(self) -> str:
         return describe_problem(self.problem)
 
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        """Lines that each kernel has of itself."""
-        return [(f"{part.operation}: {what}", value) for part in self.launches for what, value in part.describe()[2:]]
-
     def describe(self) -> list[tuple[str, str]]:
         first, second = (part.describe_problem() for part in self.launches)
         return [
@@ -170,7 +164,7 @@ class RowsChainPlan(Plan):
             ("kernel 1, patchify", first),
             ("kernel 2, patch_embed", f"{second}, chained by programmatic dependent launch"),
             ("memory between them", f"{self.rows.problem.m * self.patchify.vectors * VECTOR_BYTES:,} B of rows"),
-            *self.describe_tiles(),
+            *((f"{part.operation}: {what}", row) for part in self.launches for what, row in part.describe()[2:]),
         ]
 
 

@@ -6,8 +6,6 @@ of the last mode: a K-major operand whose rows hold the patches of a piece side 
 patches of a tile by their place in their pieces, and nothing has to be rearranged.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -84,22 +82,6 @@ class Sm90GatherPlan(GridTilesPlan, shared_operands.WgmmaPair):
 
     table_shape = fact(lambda self: (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None)
     """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
-        patches = f"{c.tile_images} images x {c.tile_rows} grid rows x {c.tile_patches} patches = {self.tile_m}"
-        schedule = "pingpong: a tile per warpgroup" if c.pingpong else "cooperative: half of a tile per warpgroup"
-        order = f"{self.image_tiles} of images x {self.position_tiles} of positions x {self.n_tiles} of features"
-        table = "none" if self.table_shape is None else f"{self.table_shape}"
-        return [
-            ("source", f"TMA boxes of {self.box} pixels, pieces, grid rows, images, rows"),
-            ("tile", f"{patches} x {c.tile_n} features, {self.k_blocks} K blocks of {BLOCK_PIXELS}"),
-            ("schedule", schedule),
-            ("tiles", f"{self.tiles} = {order}, {c.order}"),
-            ("clusters", f"{self.clusters} of {c.cluster} CTAs with neighbouring features"),
-            ("registers", f"{self.accumulator_registers} of accumulators, {self.consumer_registers} per thread"),
-            ("epilogue", f"table {table}, {c.store_stages} store stages of {self.store_rows} x {self.store_columns}"),
-        ]
 
 
 def check_gather_problem(p: PatchEmbedImagesProblem) -> None:

@@ -1,7 +1,5 @@
 """Plan of the SM100a kernel over images: strips are the N operand of tcgen05, the weight stays on chip."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -29,20 +27,6 @@ class Sm100ImagesPlan(images_strips.StripsPlan, transposed.Sm100TransposedPlan):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
     cta_images = number(lambda self: self.tile_images // self.cta_group)
-
-    # ---- printing --------------------------------------------------------------------------------------------------
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
-        what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
-        features = self.features * self.cta_group
-        return [
-            ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels in each CTA"),
-            ("tile", f"{what} = {self.columns} columns x {features} features, {self.k_blocks} K blocks of 128"),
-            *self.describe_mma_tiles(),
-            ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
-            ("epilogue", f"tcgen05.ld.16x256b.x{c.tmem_load_width // 8}, table {self.table_shape or 'none'}"),
-            *self.describe_memory(),
-        ]
 
 
 # --- limits of the SM100a kernel over images, and which configuration a problem gets where it is left open -----------

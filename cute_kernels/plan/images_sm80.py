@@ -4,8 +4,6 @@ Rows of the product are patches. A thread copies the pixels of a patch row by ro
 lanes have neighbouring patches, or the pieces of one row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
@@ -102,12 +100,6 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         """CTAs, of a weight that is kept as many for all features: tiles of neighbouring features follow each other."""
         all_at_once = super().clusters
         return all_at_once if not self.keeps_b else max(all_at_once // self.n_tiles, 1) * self.n_tiles
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        images = f"{self.config.tile_images} images at each position"
-        table = "none" if self.table_shape is None else f"{self.table_shape}"
-        table += ", copied to shared memory" if self.copies_table else ""
-        return [*super().describe_tiles(), ("rows", images), ("epilogue", f"table {table}")]
 
 
 def checked_plan(

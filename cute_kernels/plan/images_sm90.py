@@ -1,7 +1,5 @@
 """Plan of the SM90a kernel over uint8 images: pixels through shared memory, weights in registers or with the pixels."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -107,26 +105,6 @@ class Sm90ImagesPlan(strips.StripsPlan, TransposedPlan):
     tile_positions = number(lambda self: self.tile_patches)
 
     rows_of_tiles = text(lambda self: "position")
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
-        what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
-        table = "none" if self.table_shape is None else f"{self.table_shape}, {'held' if self.holds_table else 'read'}"
-        return [
-            ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels; {self._row}"),
-            ("tile", f"{what} = {self.tile_rows} columns x {self.features} features, {self.k_blocks} K blocks of 128"),
-            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
-            ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
-            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.feature_groups} groups of features"),
-            ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
-            ("registers", f"{self.needed_registers} + table, of {self.consumer_registers} per consumer thread"),
-            ("epilogue", f"table {table}, pingpong {c.pingpong}"),
-        ]
-
-    @property
-    def _row(self) -> str:
-        spans = " + ".join(str(part.span) for part in self.row_parts)
-        return f"a patch's row of {self.row_bytes} bytes takes {spans}"
 
 
 # --- limits of the SM90a kernel over uint8 images, and which configuration a problem gets ----------------------------

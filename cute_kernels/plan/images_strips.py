@@ -16,8 +16,6 @@ Rows of 14 pixels begin where no row of an operand can. Strips of them are loade
 rows of 16 bytes; with two rows of zeros a patch then is one of 16 x 16.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Plan of the pass over uint8 rows that finds what a LayerNorm multiplies each of them by."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -52,9 +50,6 @@ class LayerNormScalePlan(Plan):
 
     def describe_problem(self) -> str:
         return f"rows [{self.problem.m}, {self.problem.k}] of uint8 -> factors of a LayerNorm [{self.problem.m}]"
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        return [("CTAs", f"{self.clusters}, {self.warps} rows each")]
 
 
 def plan_layer_norm_scale(problem: LayerNormScaleProblem, arch: Arch) -> LayerNormScalePlan:

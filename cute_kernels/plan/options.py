@@ -1,7 +1,5 @@
 """Options of a command line that name a problem: each operation lists its own and makes its problem of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Common parts of the plans of the patch embed: its operands, its table, and the checks of a problem."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from cute_kernels.plan import base
 from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
 from cute_kernels.plan.tiles import RowTiles
 
-TableLayout = Literal["row_major", "blocked", "interleaved", "paired", "quads"]
+TableLayout = Literal["row_major", "interleaved", "paired", "quads"]
 """Layouts of the bias + position table, see `cute_kernels.operations.table`."""
 
 

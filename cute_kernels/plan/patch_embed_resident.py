@@ -1,7 +1,5 @@
 """Plan of the SM100a kernel over rows whose weight stays on chip: output transposed, rows are the N operand."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -84,22 +82,6 @@ class Sm100ResidentPlan(TransposedRows, transposed.Sm100TransposedPlan, PatchEmb
 
     work = fact(lambda self: transposed.transposed_work(self, self.memory_bytes, self.fill_wavefronts))
     """Work of the busiest CTA, in the units that the model of time has costs for."""
-
-    # ---- printing --------------------------------------------------------------------------------------------------
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
-        rows = f"{self.tile_images} images x {c.tile_positions} positions, {c.order} order"
-        if not self.positions_in_order:
-            rows = f"{self.columns} consecutive rows"
-        features, load = self.features * self.cta_group, f"tcgen05.ld.16x256b.x{c.tmem_load_width // 8}"
-        return [
-            ("tile", f"{self.columns} rows x {features} features, {self.k_blocks} K blocks of {self.tile_k}"),
-            ("rows of a tile", rows),
-            *self.describe_mma_tiles(),
-            ("tiles", f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions"),
-            ("epilogue", f"{c.epilogue}, {load}, table {self.table_shape or 'none'}"),
-            *self.describe_memory(),
-        ]
 
 
 # --- limits of the SM100a kernel over rows whose weight stays on chip, and what it does where a field is left open ---

@@ -1,7 +1,5 @@
 """Plan of the SM100a kernel: CTA pairs, tensor memory, specialised warps."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -20,69 +18,6 @@ from cute_kernels.plan.tiles import CtaPairs, RowTiles
 
 STORE_COLUMNS = 64
 """BF16 columns of a staging region: the 128 bytes of a SWIZZLE_128B row."""
-
-DIRECT_BYTES = 32
-"""Bytes that a thread stores at once without staging, a sector."""
-
-BLOCK = 32
-"""Rows and columns of a square of a blocked table."""
-
-
-@dataclass(frozen=True)
-class StoreGroup:
-    """Regions ``[first, end)`` of a tile whose TMA stores one warp issues together. ``pending``: store groups that may
-    be unread when the first of them is written: with all but the newest ``pending`` read, the buffers of this group
-    are free. Groups complete in the order in which they were issued."""
-
-    first: int
-    end: int
-    pending: int
-
-
-def store_groups(regions: int, buffers: int, group: int) -> tuple[StoreGroup, ...]:
-    """The groups of a tile of ``regions`` regions, which use ``buffers`` buffers in turn.
-
-    Region ``r`` of a tile has the buffer of the region ``buffers`` before it, in this tile or the one before.
-    """
-    starts = range(0, regions, group)
-
-    def number(region: int) -> int:
-        return region // regions * len(starts) + region % regions // group
-
-    groups = []
-    for first in starts:
-        end = min(first + group, regions)
-        # Of a later tile, so that no number is negative.
-        members = range(regions + first, regions + end)
-        groups.append(StoreGroup(first, end, min(number(r) - 1 - number(r - buffers) for r in members)))
-    return tuple(groups)
-
-
-def check_stores(config: Sm100PatchEmbedConfig) -> None:
-    """Fields that belong to TMA stores alone."""
-    for name, default in (("store_group", 1), ("store_buffers", 4)):
-        if config.store != "tma" and getattr(config, name) != default:
-            base.reject(name, getattr(config, name), f"store = {config.store!r} issues no TMA stores", default)
-    if config.store_group > config.store_buffers:
-        rule = f"regions that are stored together are staged together, in {config.store_buffers} buffers"
-        base.reject("store_group", config.store_group, rule, config.store_buffers)
-
-
-def check_columns(plan: Sm100PatchEmbedPlan) -> None:
-    """Checks what depends on how many columns a warp has, and on the problem."""
-    config = plan.config
-    if config.table_ahead and config.tmem_load_width * config.tmem_loads > 64:
-        rule = "registers do not hold the table values of two steps of 128 columns beside the accumulators"
-        base.reject("table_ahead", config.table_ahead, rule, False)
-    narrowest = min(end - begin for begin, end in plan.epilogue_columns)
-    if config.tmem_load_width * config.tmem_loads > narrowest:
-        rule = f"{config.tmem_loads} loads of {config.tmem_load_width} columns exceed the {narrowest} of a warp"
-        base.reject("tmem_loads", config.tmem_loads, rule, 1)
-    vector = DIRECT_BYTES // plan.out_bytes
-    if config.store == "direct" and plan.problem.n % vector:
-        rule = f"without staging a thread stores {DIRECT_BYTES} bytes at once, n = {plan.problem.n}"
-        base.reject("store", config.store, rule, "tma")
-
 
 # --- which rows make a tile of the SM100 kernel, where a configuration leaves that open ------------------------------
 # In position order a tile is images at positions. A warp then adds one row of the table to its 32 rows, but tiles that
@@ -135,17 +70,16 @@ def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: 
     return min((position, flat), key=lambda candidate: shared_memory_clocks(planned(candidate)))
 
 
-def tile_wavefronts(plan: Sm100PatchEmbedPlan) -> int:
+def tile_wavefronts(plan: "Sm100PatchEmbedPlan") -> int:
     """128-byte wavefronts of one CTA in a tile: TMA fill, operand reads, table, staging.
 
     All pass through the shared memory and L1 of the SM, one a clock.
     """
     operands = plan.k_blocks * plan.stage_bytes // 128
-    staging = 0 if plan.config.store == "direct" else 2 * plan.cta_m * plan.tile_n * 2 // 128
-    return 2 * operands + plan.table_lines + staging
+    return 2 * operands + plan.table_lines + 2 * plan.cta_m * plan.tile_n * 2 // 128
 
 
-def shared_memory_clocks(plan: Sm100PatchEmbedPlan) -> int:
+def shared_memory_clocks(plan: "Sm100PatchEmbedPlan") -> int:
     """`tile_wavefronts` of the cluster with the most tiles.
 
     It is a count, not a prediction of time: what of it runs beside what is not documented.
@@ -245,21 +179,9 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         """Staging regions of a warp with so many columns."""
         return min(self.config.store_buffers, columns // STORE_COLUMNS)
 
-    def store_groups(self, columns: int) -> tuple[StoreGroup, ...]:
-        """In what order a warp with so many columns issues its TMA stores."""
-        regions = columns // STORE_COLUMNS
-        return store_groups(regions, self.store_buffers(columns), min(self.config.store_group, regions))
-
-    def padded_row_bytes(self, columns: int) -> int:
-        """From one row of padded staging to the next: 16 bytes more than the row, so that the 16-byte stores of eight
-        lanes, one row each, meet eight different groups of four banks."""
-        return columns * self.out_bytes + base.VECTOR_BYTES
-
     def warp_staging_bytes(self, columns: int) -> int:
         """Staging of a warp with so many columns."""
-        if self.config.store == "tma":
-            return self.store_buffers(columns) * self.store_region_bytes
-        return base.LANES * self.padded_row_bytes(columns) if self.config.store == "coalesced" else 0
+        return self.store_buffers(columns) * self.store_region_bytes
 
     @cached_property
     def staging_offsets(self) -> tuple[int, ...]:
@@ -283,13 +205,13 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
         Interleaved, ``[ceil(rows / 32), padded_n / V, 32, V]`` with V elements in 16 bytes: the 32 lanes of a warp hold
         32 consecutive rows, so that one 16-byte load per lane reads 512 consecutive bytes, four 128-byte lines instead
-        of the 32 of a row-major table and the 16 of squares of 32 x 32.
+        of the 32 of a row-major table.
         """
         if self.problem.table_rows == 0:
             return None
         if self.config.table == "row_major":
             return (self.table_height, self.padded_n)
-        vector = BLOCK if self.config.table == "blocked" else base.VECTOR_BYTES // base.ITEMSIZE[self.table_dtype]
+        vector = base.VECTOR_BYTES // base.ITEMSIZE[self.table_dtype]
         return (-(-self.table_height // base.LANES), self.padded_n // vector, base.LANES, vector)
 
     @property
@@ -300,9 +222,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         requests = self.cta_m // base.LANES * self.tile_n * base.ITEMSIZE[self.table_dtype] // base.VECTOR_BYTES
         if self.config.order == "position":
             return requests  # all lanes of a warp read the same 16 bytes
-        square = BLOCK * base.ITEMSIZE[self.table_dtype]  # bytes of one of its rows
-        lines = {"row_major": base.LANES, "blocked": base.LANES * square // 128, "interleaved": base.LANES * 16 // 128}
-        return requests * lines[self.config.table]
+        return requests * (base.LANES if self.config.table == "row_major" else base.LANES * 16 // 128)
 
     # ---- counted work ----------------------------------------------------------------------------------------------
     @property
@@ -317,48 +237,17 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
         Every warp of the epilogue has a quarter of the rows.
         """
         config = self.config
-        out_lines = self.cta_m * self.tile_n * self.out_bytes // LINE
-        stores = {
-            "tma": 2 * out_lines,  # staging is written and read by TMA
-            "coalesced": 3 * out_lines,  # and stored by the warps, line by line
-            "direct": 4 * out_lines,  # 32 bytes of a line at a time
-        }[config.store]
+        stores = 2 * self.cta_m * self.tile_n * self.out_bytes // LINE  # staging is written, and read by TMA
         columns = max(end - begin for begin, end in self.epilogue_columns)
         return b200.TileWork(
             tiles=-(-self.tiles // self.clusters),
             mma_clocks=self.mma_clocks,
             operand_bytes=self.k_blocks * self.stage_bytes,
             lines=self.table_lines + stores,
-            partial_lines=4 * out_lines if config.store == "direct" else 0,
-            waits=-(-columns // (config.tmem_load_width * config.tmem_loads)),
+            waits=-(-columns // config.tmem_load_width),
             columns=columns,
             memory_bytes=self.memory_bytes,
         )
-
-    # ---- printing --------------------------------------------------------------------------------------------------
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
-        owner = "CTA pair" if self.cta_group == 2 else "CTA"
-        rows = "consecutive"
-        if c.order == "position":
-            rows = f"{self.tile_images} images x {c.tile_positions} positions"
-        loads = f"{c.tmem_loads} x tcgen05.ld.32x32b.x{c.tmem_load_width}"
-        stores = {"tma": "TMA", "coalesced": "rows, coalesced", "direct": "32 bytes per thread"}[c.store]
-        if c.store == "tma":
-            widest = max(end - begin for begin, end in self.epilogue_columns)
-            groups = ", ".join(str(group.end - group.first) for group in self.store_groups(widest))
-            regions = f"regions of {self.store_columns} columns: {groups}"
-            stores = f"{stores}, {regions}; {self.store_buffers(widest)} buffers"
-        return [
-            ("tile", f"{self.tile_m} x {self.tile_n} per {owner}, {self.k_blocks} K blocks of {self.tile_k}"),
-            ("rows of a tile", f"{rows}, {c.order} order"),
-            ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
-            ("epilogue columns by warp", ", ".join(f"{b}-{e}" for b, e in self.epilogue_columns)),
-            ("epilogue", f"{c.epilogue}, {loads}, {c.table} table {self.table_shape}"),
-            ("stores", stores),
-            ("TMEM accumulators", f"{self.accumulators} x {self.tile_n} columns"),
-            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
-        ]
 
 
 FIELDS = {
@@ -370,10 +259,7 @@ FIELDS = {
     "cta_group": base.Field("tcgen05.mma multiplies in one CTA or in a pair", (1, 2)),
     "order": ORDER,
     "tile_positions": base.Field("a tile has 32 images or more", (1, 2, 4, 8)),
-    "tmem_loads": base.Field("more loads in flight than two have no registers", (1, 2)),
-    "table": base.Field("layouts of the table", ("row_major", "blocked", "interleaved")),
-    "store": base.Field("ways of the output", ("tma", "coalesced", "direct")),
-    "store_group": base.Field("a tile has up to four regions of 64 columns per warp", (1, 2, 3, 4)),
+    "table": base.Field("layouts of the table", ("row_major", "interleaved")),
     "store_buffers": base.Field("buffers must divide the regions of a warp", (1, 2, 4)),
     "stagger_clocks": base.Field("clocks between two warps", least=0, most=65_535),
 }
@@ -391,7 +277,6 @@ def checked_plan(
     problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, arch: base.Arch, sm_count: int
 ) -> Sm100PatchEmbedPlan:
     base.check_fields(config, FIELDS)
-    check_stores(config)
     check_rows(problem, config)
 
     def planned(candidate: Sm100PatchEmbedConfig) -> Sm100PatchEmbedPlan:
@@ -400,7 +285,6 @@ def checked_plan(
     base.check_sm_count(sm_count, config.cta_group)
     plan = planned(resolve(problem, config, planned))
     check_rows(problem, plan.config)
-    check_columns(plan)
     check_capacity(plan)
     return plan
 

@@ -1,7 +1,5 @@
 """Plan of the patch embed of rows by ``mma.sync``, for any GPU since Ampere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,9 +31,6 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
     """Columns of the table: those of the output, of which every lane reads whole vectors."""
     table_shape = fact(lambda self: (self.table_height, self.padded_n) if self.problem.table_rows else None)
     """``[rows, N]``, or None without bias and positions."""
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        return [*super().describe_tiles(), ("epilogue", f"{self.config.epilogue}, table {self.table_shape or 'none'}")]
 
 
 def checked_plan(

@@ -1,7 +1,5 @@
 """Plan of the SM90a kernel: output transposed, weight resident in registers or streamed, warpgroups in turn."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -73,25 +71,6 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
         table = self.table_registers if self.problem.table_rows and self.prefetches_table else 0
         room = self.consumer_registers - self.needed_registers - table
         return 0 < self.row_registers <= room
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
-        registers = self.weight_registers + self.accumulator_registers
-        if c.order == "flat":
-            rows, tiles = "consecutive, image after image", f"{self.tiles}, flat order"
-        else:
-            rows = f"{self.tile_images} images x {c.tile_positions} positions"
-            tiles = f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions, {c.order} order"
-        return [
-            ("tile", f"{c.tile_rows} rows x {self.features} features, {self.k_blocks} K blocks of {self.tile_k}"),
-            ("rows of a tile", rows),
-            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
-            ("tiles", tiles),
-            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.feature_groups} groups of features"),
-            ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
-            ("registers", f"{registers} + addressing, of {self.consumer_registers} per consumer thread"),
-            ("epilogue", f"{c.epilogue}, table {self.table_shape}, pingpong {c.pingpong}"),
-        ]
 
 
 FIELDS = {

@@ -1,7 +1,5 @@
 """Plan of the pass that lays out images as rows of patches: widths of loads and stores, shared memory of a CTA."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, field
@@ -142,13 +140,6 @@ class PatchifyPlan(base.Plan):
     def describe_problem(self) -> str:
         p = self.problem
         return f"{describe_images(p)} -> rows [{p.batch * p.positions}, {self.row_elements}] {p.out_dtype}, {p.order}"
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        return [
-            ("CTAs", f"{self.clusters}, a row of patches of one image each"),
-            ("loads", f"{self.load_pixels * self.in_bytes} bytes of a thread"),
-            ("stores", f"{self.store_elements * self.out_bytes} bytes of a thread, {self.unit} elements at once"),
-        ]
 
 
 def plan_patchify(problem: PatchifyProblem, arch: base.Arch) -> PatchifyPlan:

@@ -1,7 +1,5 @@
 """Prediction of a launch's time by a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The list of kernels: of every operation its problem, and for every architecture its kernels; `make_plan` asks it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

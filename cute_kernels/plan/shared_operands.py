@@ -1,7 +1,5 @@
 """Common parts of plans of GEMMs whose operands both come from shared memory and whose warps store own rows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ Features are the lanes of tensor memory, whose weight a CTA keeps for the whole 
 an accumulator. The parts of such kernels are in `cute_kernels.kernels.sm100.transposed`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,26 +144,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     """Wavefronts of the output, which the warps write and TMA reads."""
     table_wavefronts: ClassVar[int] = 0
     """Wavefronts of loads of the table in a CTA and tile; 0 where they are few."""
-
-    # ---- printing --------------------------------------------------------------------------------------------------
-    def describe_mma_tiles(self) -> list[tuple[str, str]]:
-        """Rows (what, value) of how a tile is computed."""
-        c = self.config
-        return [
-            ("MMA tiles", ", ".join(f"{first}-{first + count}" for first, count in self.mma_spans)),
-            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
-        ]
-
-    def describe_memory(self) -> list[tuple[str, str]]:
-        """Rows of where weight and accumulators are."""
-        c = self.config
-        weight = f", {self.weight_columns} columns from {self.weight_column} on" if c.weight == "tmem" else ""
-        return [
-            ("clusters", f"{self.clusters} of {self.ctas} CTAs in {self.feature_groups} groups of features"),
-            ("weight", f"{self.weight_bytes:,} B in {c.weight}{weight}"),
-            ("TMEM accumulators", f"{c.accumulators} x {self.columns} columns"),
-            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
-        ]
 
 
 # --- limits that the plans of `Sm100TransposedPlan` share, and what they do where a configuration leaves it open -----
@@ -315,7 +293,6 @@ def transposed_work(plan: Sm100TransposedPlan, memory_bytes: int, once_lines: fl
         mma_clocks=plan.mma_clocks,
         operand_bytes=plan.tile_stages * plan.stage_bytes,
         lines=plan.table_wavefronts + plan.staging_wavefronts,
-        partial_lines=0,
         waits=sum(-(-columns // plan.config.tmem_load_width) for _, columns in plan.mma_spans),
         columns=plan.columns,
         memory_bytes=memory_bytes,

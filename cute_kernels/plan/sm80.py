@@ -4,8 +4,6 @@ A CTA computes tiles of ``A [rows, K] x B [columns, K]^T`` in turn, and all of i
 at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step of K is 32 bytes of any element type.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -105,15 +103,6 @@ class Sm80Plan(base.Plan):
         """Regions of a team from this offset on: stages, and whatever a subclass puts behind them."""
         what = "a" if self.keeps_b else "operands"
         return (base.SmemRegion(f"{what}: {self.config.stages} stages", start, self.ring_bytes, 128),)
-
-    def describe_tiles(self) -> list[tuple[str, str]]:
-        c = self.config
-        return [
-            ("tile", f"{c.tile_m} x {c.tile_n}, {self.k_blocks} K blocks of {c.row_bytes} bytes"),
-            ("warps", f"{c.warps_m} x {c.warps_n}, {self.warp_m} x {self.warp_n} each"),
-            ("registers", f"{self.accumulators} of sums in a thread"),
-            ("tiles", f"{self.tiles} over {self.clusters} CTAs, {c.resident_ctas} on a multiprocessor"),
-        ]
 
 
 FIELDS = {

@@ -4,8 +4,6 @@ Features are the rows of a WGMMA, which a warpgroup keeps for the whole launch; 
 of such kernels are in `cute_kernels.kernels.sm90.transposed`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Common parts of plans: tiles where every CTA keeps its features (``out^T = weight * x^T``), and CTA pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import ClassVar
 

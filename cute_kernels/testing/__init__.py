@@ -4,8 +4,6 @@ The pytest plugin `cute_kernels.pytest_plugin` adds the fixture ``emulated`` and
 extra ``testing``; without it, importing this package raises `cute_kernels.common.extras.MissingExtra`.
 """
 
-from __future__ import annotations
-
 from cute_kernels.common import extras
 
 extras.require("testing", "cute_kernels.testing")  # before the modules below import it

@@ -1,7 +1,5 @@
 """Compares a result with a reference by a contract, and says where and by how much it differs."""
 
-from __future__ import annotations
-
 from numbers import Real
 
 import torch

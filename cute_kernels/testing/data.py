@@ -1,7 +1,5 @@
 """Data that shows mistakes: outputs full of poison, sums that are exact, values of many magnitudes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from numbers import Integral

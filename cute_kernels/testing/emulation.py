@@ -1,7 +1,5 @@
 """Code that launches kernels, in the emulator under one schedule."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

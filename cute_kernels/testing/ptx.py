@@ -9,8 +9,6 @@
 [0, 1, 2, 3]
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Strategies for hypothesis: schedules, shapes, strides and values of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

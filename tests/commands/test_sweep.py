@@ -307,7 +307,7 @@ def test_a_table_without_compilation(
 ) -> None:
     """The question that the explorer was asked first; its records, and the status where nothing is legal."""
     monkeypatch.setattr(compile, "compile_plan", lambda *_, **__: pytest.fail("compiled"))
-    varied = ["--vary", "stages=3-6", "--vary", "epilogue_warps=4,5", "--vary", "store_group=1,2"]
+    varied = ["--vary", "stages=3-6", "--vary", "epilogue_warps=4,5", "--vary", "store_buffers=2,4"]
     command = ["sweep", "--batch", "4736", *varied, "--vary", "tmem-load-width=16,32,64", "--no-compile"]
     assert main([*command, "--json", str(tmp_path / "rows.json"), "--csv", str(tmp_path / "rows.csv")]) == 0
     text = capsys.readouterr().out

@@ -70,7 +70,6 @@ def check_times(predictions: dict[str, Prediction], printed: str) -> None:
         assert f"\n{name:22}{predictions[name].microseconds:12,.0f}  operands from L2, " in printed
     waits = [predictions[name].parts["waits for tensor memory"] for name in ("16 columns a load", "default")]
     assert waits[0] == pytest.approx(2 * waits[1])
-    assert "partly written lines" in printed and predictions["direct stores"].parts["partly written lines"] > 0
     # Weights on chip are not brought again for every tile; which of them is chosen, the model does not tell.
     on_chip = {predictions[name].microseconds for name in ("weight in SMEM", "weight in TMEM")}
     assert predictions["chosen"].microseconds in on_chip

@@ -203,13 +203,13 @@ def _sm100_variants() -> Iterable[Sm100PatchEmbedConfig]:
     for columns, warps, width, epilogue in itertools.product(_COLUMNS, _WARPS, _WIDTHS, ("f32", "bf16x2")):
         for stages in (2, 3, 4, _MOST_STAGES[columns]):
             yield Sm100PatchEmbedConfig(columns, stages, warps, width, epilogue)
-    for group, order, store in itertools.product((1, 2), ("position", "flat"), ("tma", "coalesced")):
-        config = Sm100PatchEmbedConfig(stages=3, cta_group=group, order=order, store=store, snake=group == 1)
-        for table in ("row_major", "blocked", "interleaved") if order == "flat" else ("row_major",):
-            yield dataclasses.replace(config, table=table, tmem_loads=2, early_release=False)
-            yield dataclasses.replace(config, table=table, table_ahead=True, stagger_clocks=0)
-    for buffers, group in ((1, 1), (2, 1), (2, 2), (4, 2), (4, 3), (4, 4)):
-        yield Sm100PatchEmbedConfig(store_buffers=buffers, store_group=group, tmem_load_width=16, tmem_loads=2)
+    for group, order in itertools.product((1, 2), ("position", "flat")):
+        config = Sm100PatchEmbedConfig(stages=3, cta_group=group, order=order, snake=group == 1)
+        for table in ("row_major", "interleaved") if order == "flat" else ("row_major",):
+            yield dataclasses.replace(config, table=table)
+            yield dataclasses.replace(config, table=table, stagger_clocks=0)
+    for buffers in (1, 2, 4):
+        yield Sm100PatchEmbedConfig(store_buffers=buffers, tmem_load_width=16)
 
 
 def _sm100_on_chip() -> Iterable[Sm100ResidentConfig]:
@@ -254,9 +254,8 @@ def _sm100_rings() -> Iterable[tuple[str, list[Case]]]:
 def _sm100_stage_shapes() -> Iterable[tuple[str, list[Case]]]:
     """Tiles of 1, 4 and 5 K blocks, and how the epilogue's warps divide their columns."""
     for k, columns, warps, width in itertools.product((128, 400, 640), _COLUMNS, _WARPS, _WIDTHS):
-        config = Sm100PatchEmbedConfig(columns, 2, warps, width)
-        cases = [dataclasses.replace(config, store=store) for store in ("tma", "direct")]
-        yield f"{k}-{columns}-{warps}-{width}", [Case(each, (130, 9, 384, k), warps) for each in cases]
+        case = Case(Sm100PatchEmbedConfig(columns, 2, warps, width), (130, 9, 384, k), warps)
+        yield f"{k}-{columns}-{warps}-{width}", [case]
 
 
 SM100 = Selection(

@@ -16,7 +16,6 @@ BASE = Sm100PatchEmbedConfig()
 
 def limits() -> Iterator[Limit]:
     yield from _orders()
-    yield from _epilogue()
     yield from _staging()
 
 
@@ -48,44 +47,17 @@ def _orders() -> Iterator[Limit]:
     )  # fmt: skip
     makes = (embed("sm_100a", replace(BASE, tile_positions=p), m=195 * 64) for p in (None, 2))
     yield Limit("embed sm_100a: rows that are no images", *makes, "^tile_positions = 2: .*consecutive ones.*value: 1$")
-    for table in ("blocked", "interleaved"):
-        at, beyond = {"order": "flat", "table": table}, {"order": "position", "table": table}
-        yield _config(f"{table} table", at, beyond, f"^table = '{table}':? .*same table row; .*value: 'row_major'$")
-
-
-def _epilogue() -> Iterator[Limit]:
-    # Five warps split 128 columns: two of them have 64.
-    narrow = {"tile_n": 128, "tmem_load_width": 64}
-    message = "^tmem_loads = 2: .*2 loads of 64 columns exceed the 64 of a warp; nearest legal value: 1$"
-    yield _config("loads in flight", narrow, narrow | {"tmem_loads": 2}, message)
-    yield _config(
-        "loads in flight of four warps", narrow | {"tmem_loads": 2, "epilogue_warps": 4}, narrow | {"tmem_loads": 2},
-        message,
-    )  # fmt: skip
-    wide = {"tmem_load_width": 64, "table_ahead": True}
-    message = "^table_ahead = True:? .*two steps of 128 columns.*nearest legal value: False$"
-    yield _config("table values ahead", wide, wide | {"tmem_loads": 2}, message)
-    makes = (embed("sm_100a", replace(BASE, store="direct"), n=n) for n in (784, 776))
-    yield Limit("embed sm_100a: 32-byte stores", *makes, "^store = 'direct':? .*n = 776; nearest legal value: 'tma'$")
+    at, beyond = {"order": "flat", "table": "interleaved"}, {"order": "position", "table": "interleaved"}
+    message = "^table = 'interleaved':? .*same table row; .*value: 'row_major'$"
+    yield _config("interleaved table", at, beyond, message)
 
 
 def _staging() -> Iterator[Limit]:
-    message = "^store_group = 3: .*in 2 buffers; nearest legal value: 2$"
-    yield _config("buffers", {"store_buffers": 2, "store_group": 2}, {"store_buffers": 2, "store_group": 3}, message)
-    for field, value, default in (("store_group", 2, 1), ("store_buffers", 2, 4)):
-        for store in ("coalesced", "direct"):
-            refused = f"store = '{store}' issues no TMA stores"
-            message = f"^{field} = {value}: .*{refused}; nearest legal value: {default}$"
-            at, beyond = {"store": "tma", field: value}, {"store": store, field: value}
-            yield _config(f"{field} of {store}", at, beyond, message)
-    # 1,024 B, stages of 32,768 B, and staging: buffers of 4,096 B, so many in each warp, or 32 padded rows of 528 B in
-    # three warps and of 272 B in two.
+    # 1,024 B, stages of 32,768 B, and staging: buffers of 4,096 B, so many in each warp.
     for what, fields, most in (
         ("two buffers", {"store_buffers": 2, "epilogue_warps": 4}, 6),
         ("two buffers of five warps", {"store_buffers": 2}, 5),
         ("one buffer", {"store_buffers": 1}, 6),
-        ("padded rows", {"store": "coalesced"}, 4),
-        ("no staging", {"store": "direct"}, 7),
     ):
         message = f"^stages = {most + 1}:? .*limit is {SMEM_BYTES:,} B; nearest legal value: {most}$"
         yield _config(f"stages beside {what}", fields | {"stages": most}, fields | {"stages": most + 1}, message)

@@ -121,6 +121,7 @@ def test_kernels_are_shared_between_sizes() -> None:
 
 def test_description_names_what_was_chosen() -> None:
     text = dict(make_plan(HEADLINE, None, "sm_100a").describe())
-    assert "16 images x 14 patches of a grid row = 224 columns x 256 features" in text["tile"]
-    assert text["MMA tiles"] == "0-128, 128-224" and "(224, 8, 16, 1)" in text["source"]
-    assert text["weight"] == "98,304 B in tmem, 192 columns from 320 on"
+    assert (text["tile images"], text["columns"], text["features"]) == ("16", "224", "128")
+    assert text["mma spans"] == "((0, 128), (128, 96))" and text["stage box"] == "(224, 8, 16, 1)"
+    assert (text["weight bytes"], text["TMEM weight"]) == ("98,304", "192 columns from 320 on")
+    assert text["TMEM total"] == "512 of 512 columns"

@@ -113,8 +113,8 @@ def test_kernels_are_shared_between_sizes() -> None:
 def test_description_names_what_was_chosen() -> None:
     text = dict(make_plan(HEADLINE, None, "sm_90a").describe())
     assert "[4736, 3, 224, 224] uint8 NCHW, patches of 16" in text["problem"]
-    assert "8 images x 14 patches of a grid row = 112 columns x 128 features" in text["tile"]
-    assert "(224, 8, 16, 1)" in text["source"] and "held" in text["epilogue"]
+    assert (text["tile images"], text["tile rows"], text["features"]) == ("8", "112", "128")
+    assert text["stage box"] == "(224, 8, 16, 1)" and text["holds table"] == "True"
 
 
 @pytest.mark.parametrize("table, tiles", [(0, None), (1, 1), (4, 2)])

@@ -56,8 +56,7 @@ OTHER_80 = {
 BASES = {
     "patch_embed, sm100": (PATCHES, Sm100PatchEmbedConfig(tile_n=128, stages=3, order="flat"), OTHER_PATCHES, {
         "tile_n": 256, "stages": 4, "epilogue_warps": 4, "tmem_load_width": 16, "epilogue": "bf16x2", "cta_group": 1,
-        "tmem_loads": 2, "table": "blocked", "table_ahead": True, "store": "coalesced", "store_group": 2,
-        "store_buffers": 2, "early_release": False, "stagger_clocks": 0, "snake": False, "order": "position",
+        "table": "row_major", "store_buffers": 2, "stagger_clocks": 0, "snake": False, "order": "position",
         "tile_positions": None,
     }),
     "patch_embed, sm100, position": (

@@ -181,19 +181,18 @@ def test_tiles_of_several_positions_cover_all_rows() -> None:
     assert (plan.config.order, plan.tile_images) == ("position", 8)
     assert (plan.row_tiles, plan.position_tiles, plan.tiles) == (5, 13, 65)
     described = dict(plan.describe())
-    assert described["rows of a tile"] == "8 images x 16 positions"
-    assert described["tiles"] == "65 = 5 x 13 of positions, position order"
+    assert (described["tile images"], described["tile positions"]) == ("8", "16")
+    assert (described["tiles"], described["row tiles"], described["position tiles"]) == ("65", "5", "13")
 
 
-def test_flat_order_is_described_as_consecutive_rows() -> None:
+def test_flat_order_is_described_with_rows_as_images() -> None:
     """8 images of 196 positions are 24.5 times 64 rows; no tile holds 64 images."""
     described = dict(
         make_plan(
             PatchEmbedProblem(8 * 196, 768, 768, 196), Sm90PatchEmbedConfig(tile_rows=64, order="flat")
         ).describe()
     )
-    assert described["rows of a tile"] == "consecutive, image after image"
-    assert described["tiles"] == "25, flat order"
+    assert (described["tile images"], described["tiles"], described["row tiles"]) == ("64", "25", "25")
 
 
 def test_large_k_streams_the_weight() -> None:

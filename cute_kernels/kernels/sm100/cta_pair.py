@@ -1,7 +1,5 @@
 """Frame of every SM100a kernel around its roles: barriers, tensor memory, views of operands, and the common end."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -72,9 +70,9 @@ class Frame:
     """Where a thread of a kernel is, and its CTA's regions of shared memory, pipes, and address of tensor memory."""
 
     warp: Int32
-    place: ClusterPlace
+    place: "ClusterPlace"
     regions: list[cute.Pointer]
-    pipes: dict[str, Sm100Pipe]
+    pipes: "dict[str, Sm100Pipe]"
     tmem_address: cute.Pointer
 
 

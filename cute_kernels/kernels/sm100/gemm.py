@@ -9,8 +9,6 @@ committed. Every MMA tile has accumulator barriers of its own: it is drained whe
 overwritten when it is drained.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cutlass

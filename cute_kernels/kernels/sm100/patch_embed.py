@@ -5,14 +5,12 @@ operands, the leader's MMA warp issues UMMAs into one of two accumulators in ten
 the other.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import BFloat16, Float32, Int32
 
 from cute_kernels.dsl import compiling
 from cute_kernels.kernels import ptx, tma
@@ -23,7 +21,7 @@ from cute_kernels.kernels.pipes import NO_STAMPS, Stamps, make_stamps, stamp_wai
 from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
-from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES, Sm100PatchEmbedPlan
+from cute_kernels.plan.patch_embed_sm100 import Sm100PatchEmbedPlan
 
 # --- which rows of the output a tile, a CTA and a warp have: consecutive ones, or images at positions ----------------
 
@@ -116,7 +114,7 @@ def table_view(
     if plan.config.table == "row_major":
         pitch = cute.assume(columns, divby=plan.tile_n)
         return cute.make_tensor(pointer, cute.make_layout((rows, columns), stride=(pitch, 1)))
-    vector = BLOCK if plan.config.table == "blocked" else VECTOR_BYTES * 8 // pointer.dtype.width
+    vector = VECTOR_BYTES * 8 // pointer.dtype.width
     chunks = columns // vector
     layout = cute.make_layout(
         ((LANES, cute.ceil_div(rows, LANES)), (vector, chunks)),
@@ -210,167 +208,51 @@ class ScaleReader:
         return flat
 
 
-# --- how a warp's rows of the output leave: registers -> staging -> global memory, one class per way -----------------
-# Every class has ``write`` (values of this thread's row from a column of the warp on), ``finish_tile`` and ``finish``
-# (before the CTA exits). Nothing is shared between warps.
-
-
-BYTES = 2
-"""Bytes of an element of the output."""
-
+# --- how a warp's rows of the output leave: registers -> swizzled staging -> TMA, nothing shared between warps -------
 
 @dataclass(frozen=True)
 class Output:
-    """Where all warps of a CTA store: by TMA, or by threads to the memory itself, ``[images, N, positions]``."""
+    """Where all warps of a CTA store, by TMA."""
 
     plan: Sm100PatchEmbedPlan
     staging: cute.Pointer
-    out: tma.Tma | cute.Tensor
-    rows: TileRows
+    out: tma.Tma
     stamps: Stamps = NO_STAMPS
 
-    def of_warp(self, columns: int, offset: Int32, lane: Int32) -> TmaStores | CoalescedStores | DirectStores:
+    def of_warp(self, columns: int, offset: Int32, lane: Int32) -> "TmaStores":
         """The stores of a warp with so many columns, whose staging begins at byte ``offset``."""
         plan = self.plan
-        if plan.config.store == "direct":
-            return DirectStores(plan, self.out, self.rows, lane, self.stamps)
-        if plan.config.store == "coalesced":
-            pitch = plan.padded_row_bytes(columns)
-            base = self.staging + cute.assume(offset, divby=tma.CHUNK_BYTES)
-            return CoalescedStores(
-                plan=plan, base=base, pitch=pitch, columns=columns, out=self.out, rows=self.rows, lane=lane,
-                stamps=self.stamps
-            )
         ring = tma.warp_staging(
             self.staging, first=offset // plan.store_region_bytes, rows=LANES, buffers=plan.store_buffers(columns),
             out=self.out, dtype=BFloat16
         )
-        return TmaStores(plan, ring, ring.row_chunks(lane), columns, self.stamps)
+        return TmaStores(plan, ring, ring.row_chunks(lane), self.stamps)
 
 
 @dataclass(frozen=True)
 class TmaStores:
-    """Swizzled regions of 64 columns, whose TMA stores are issued in groups; a thread has a row of the first buffer."""
+    """Swizzled regions of 64 columns, each stored when it is full; a thread has a row of the first buffer."""
 
     plan: Sm100PatchEmbedPlan
     ring: tma.WarpStaging
     row_chunks: tuple[cute.Pointer, ...]
-    columns: int
     stamps: Stamps
 
     @cute.jit
     def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
-        width = self.plan.store_columns
+        """Values of this thread's row, from a column of the warp on."""
+        width, buffers = self.plan.store_columns, self.ring.buffers
         region = column // width
-        group = next(group for group in self.plan.store_groups(self.columns) if group.first <= region < group.end)
-        if cutlass.const_expr(column == group.first * width):
+        if cutlass.const_expr(column % width == 0):
             self.stamps.mark(Phase.BUFFER)
-            self.ring.acquire(group.pending)
+            self.ring.acquire(buffers - 1)
         self.stamps.mark(Phase.STAGING)
-        self.ring.write_row(values, self.row_chunks, region % self.ring.buffers, column % width)
-        if cutlass.const_expr(column + cute.size(values) == group.end * width):
+        self.ring.write_row(values, self.row_chunks, region % buffers, column % width)
+        if cutlass.const_expr((column + cute.size(values)) % width == 0):
             self.stamps.mark(Phase.STORE)
             self.ring.publish()
-            for i in cutlass.range_constexpr(group.first, group.end):
-                block = first_column // width + i
-                self.ring.issue(i % self.ring.buffers, rows.block, block, rows.position)
+            self.ring.issue(region % buffers, rows.block, first_column // width + region, rows.position)
             self.ring.commit()
-
-    def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
-        """All groups of the tile are issued."""
-
-    def finish(self) -> None:
-        self.ring.finish()
-
-
-@dataclass(frozen=True)
-class CoalescedStores:
-    """Padded rows of staging: each thread writes its own row, then the warp reads row by row and stores it.
-
-    Of every row, ``pitch`` bytes apart, a lane reads ``columns / 32``.
-    """
-
-    plan: Sm100PatchEmbedPlan
-    base: cute.Pointer
-    pitch: int
-    columns: int
-    out: cute.Tensor
-    rows: TileRows
-    lane: Int32
-    stamps: Stamps
-
-    @cute.jit
-    def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
-        self.stamps.mark(Phase.STAGING)
-        count = tma.CHUNK_BYTES // BYTES
-        packed = cute.make_tensor(values.iterator, (count, cute.size(values) // count))
-        row = self.base + cute.assume(self.lane * self.pitch, divby=tma.CHUNK_BYTES)
-        for i in cutlass.range_constexpr(cute.size(values) // count):
-            target = cute.recast_ptr(row + (column * BYTES + i * tma.CHUNK_BYTES), dtype=BFloat16)
-            cute.autovec_copy(packed[None, i], cute.make_tensor(target, count))
-
-    @cute.jit
-    def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
-        """Stores the rows that there are; N may end inside the columns of the warp, and is a multiple of 8."""
-        self.stamps.mark(Phase.STORE)
-        count = self.columns // LANES
-        cute.arch.sync_warp()
-        there = min(self.rows.images - rows.block * LANES, LANES)
-        if rows.position >= self.rows.positions:
-            there = Int32(0)
-        column = first_column + self.lane * count
-        if column < cute.size(self.out, mode=[1]):
-            target = _element(self.out, rows.block * LANES, column, rows.position, count * BYTES)
-            mine = self.base + cute.assume(self.lane * (count * BYTES), divby=count * BYTES)
-            for i in cutlass.range(there, unroll=8):
-                staged = mine + cute.assume(i * self.pitch, divby=tma.CHUNK_BYTES)
-                source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), count)
-                row = target + cute.assume(Int64(i) * self.out.stride[0], divby=count)
-                cute.autovec_copy(source, cute.make_tensor(row, count))
-        # The next tile overwrites what other lanes read here.
-        cute.arch.sync_warp()
-
-    def finish(self) -> None:
-        """Threads' own stores outlive them."""
-
-
-@dataclass(frozen=True)
-class DirectStores:
-    """Every thread stores its own row of ``[images, N, positions]``, 32 bytes at a time; N is a multiple of 16."""
-
-    plan: Sm100PatchEmbedPlan
-    out: cute.Tensor
-    rows: TileRows
-    lane: Int32
-    stamps: Stamps
-
-    @cute.jit
-    def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
-        self.stamps.mark(Phase.STORE)
-        count = DIRECT_BYTES // BYTES
-        image = rows.block * LANES + self.lane
-        there = (image < self.rows.images) & (rows.position < self.rows.positions)
-        words = cute.recast_tensor(values, Int32)
-        for i in cutlass.range_constexpr(cute.size(values) // count):
-            first = first_column + column + i * count
-            target = _element(self.out, image, first, rows.position, DIRECT_BYTES)
-            inside = there & (first < cute.size(self.out, mode=[1]))
-            ptx.st_global_v8(target, tuple(words[i * 8 + j] for j in range(8)), Int32(inside))
-
-    def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
-        """Everything is stored."""
-
-    def finish(self) -> None:
-        """Threads' own stores outlive them."""
-
-
-@cute.jit
-def _element(
-    out: cute.Tensor, image: Int32, column: Int32, position: Int32, alignment: cutlass.Constexpr[int]
-) -> cute.Pointer:
-    """Where an element of the output is; offsets pass 2^31."""
-    elements = Int64(image) * out.stride[0] + Int64(position) * out.stride[2] + Int64(column)
-    return out.iterator + cute.assume(elements, divby=alignment // BYTES)
 
 
 # --- epilogue warps: accumulators -> scale, bias + position, BF16 -> stores ------------------------------------------
@@ -406,7 +288,6 @@ class Sm100PatchEmbedEpilogue:
     def _drain(self, warp: Int32, columns: cutlass.Constexpr[int], first_column: Int32, offset: Int32) -> None:
         plan, config = self.plan, self.plan.config
         width = config.tmem_load_width
-        step = width * config.tmem_loads
         lane = cute.arch.lane_idx()
         quarter = self.lane_quarter(warp)
 
@@ -422,50 +303,29 @@ class Sm100PatchEmbedEpilogue:
             row_factor = self.scales.row_factor(self.rows.row(rows, lane))
             first = n_tile * plan.tile_n + first_column
             table_first = self.table.first(rows, lane, first)
-            ahead = []
-            if cutlass.const_expr(config.table_ahead):
-                ahead = self._load_table(table_first, 0)
             self.accumulator.wait_full(state)
             if cutlass.const_expr(config.stagger_clocks > 0):
                 self.accumulator.stamps.mark(Phase.STAGGER)
                 idle((warp - plan.first_epilogue_warp) * config.stagger_clocks)
                 self.accumulator.stamps.mark(Phase.READ)
             ptx.tcgen05_fence_after_thread_sync()
-            for column in cutlass.range_constexpr(0, columns, step):
+            for column in cutlass.range_constexpr(0, columns, width):
                 if cutlass.const_expr(column > 0):
                     self.accumulator.stamps.mark(Phase.READ)
-                addends = ahead
-                if cutlass.const_expr(not config.table_ahead):
-                    addends = self._load_table(table_first, column)
-                elif cutlass.const_expr(column + step < columns):
-                    ahead = self._load_table(table_first, column + step)
-                fragments = []
-                for i in cutlass.range_constexpr(config.tmem_loads):
-                    fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
-                    chunk = (first_column + column) // width + i
-                    cute.copy(tmem_load, source[None, None, None, 0, chunk, state.index], fragment)
-                    fragments.append(fragment)
+                addends = self.table.load(table_first, column, width)
+                fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
+                chunk = (first_column + column) // width
+                cute.copy(tmem_load, source[None, None, None, 0, chunk, state.index], fragment)
                 cute.arch.fence_view_async_tmem_load()
-                if cutlass.const_expr(config.early_release and column + step == columns):
+                if cutlass.const_expr(column + width == columns):
                     cta_pair.release_accumulator(self.accumulator, state)
-                for i in cutlass.range_constexpr(config.tmem_loads):
-                    self.accumulator.stamps.mark(Phase.MATH)
-                    begin = column + i * width
-                    scale = self.scales.multiplier(row_factor, first + begin, width)
-                    registers = as_floats(cute.make_tensor(fragments[i].iterator, width))
-                    values = scale_add_round(registers, addends[i], scale, config.epilogue, packed_f32=True)
-                    stores.write(values, begin, rows, first)
-            stores.finish_tile(rows, first)
-            if cutlass.const_expr(not config.early_release):
-                cta_pair.release_accumulator(self.accumulator, state)
+                self.accumulator.stamps.mark(Phase.MATH)
+                scale = self.scales.multiplier(row_factor, first + column, width)
+                registers = as_floats(cute.make_tensor(fragment.iterator, width))
+                values = scale_add_round(registers, addends, scale, config.epilogue, packed_f32=True)
+                stores.write(values, column, rows, first)
             state.advance()
-        stores.finish()
-
-    @cute.jit
-    def _load_table(self, row: Int32, column: cutlass.Constexpr[int]) -> list[cute.Tensor | None]:
-        """Table values that are added to the columns of one step, for each of its loads."""
-        width = self.plan.config.tmem_load_width
-        return [self.table.load(row, column + i * width, width) for i in range(self.plan.config.tmem_loads)]
+        stores.ring.finish()
 
     @staticmethod
     def lane_quarter(warp: Int32) -> Int32:
@@ -475,10 +335,7 @@ class Sm100PatchEmbedEpilogue:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA copies, layouts, table, scale and sizes.
-
-    ``out`` is the store of a region, or the memory itself where threads store.
-    """
+    """Arguments of the kernel from the host function: TMA copies, layouts, table, scale and sizes."""
 
     tiled_mma: cute.TiledMma
     x: tma.Tma
@@ -486,7 +343,7 @@ class DeviceArguments:
     x_boxes: cute.ComposedLayout
     weight: tma.Tma
     weight_layout: cute.ComposedLayout
-    out: tma.Tma | cute.Tensor
+    out: tma.Tma
     table: cute.Tensor | None
     table_index: cute.Tensor | None
     table_rows: Int32
@@ -517,10 +374,7 @@ class Sm100PatchEmbedKernel(RowsHost):
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
             tma.load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
         )
-        out = o.out
-        if config.store == "tma":
-            region = (LANES, plan.store_columns)
-            out = tma.store_tma(out, tma.staging_layout(*region), region)
+        region = (LANES, plan.store_columns)
         n_tiles = cute.ceil_div(o.n, plan.tile_n)
         height = o.table_rows + int(plan.problem.table_index)
         position_tiles = cute.ceil_div(o.positions, config.tile_positions)
@@ -531,7 +385,7 @@ class Sm100PatchEmbedKernel(RowsHost):
             x_boxes=tma.k_major(self.element, box, config.stages),
             weight=tma.Tma(*weight_tma),
             weight_layout=weight_layout,
-            out=out,
+            out=tma.store_tma(o.out, tma.staging_layout(*region), region),
             table=table_view(plan, o.table, height, n_tiles * plan.tile_n),
             table_index=o.table_index,
             table_rows=o.table_rows,
@@ -552,8 +406,7 @@ class Sm100PatchEmbedKernel(RowsHost):
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
-        copies = (args.x, args.weight, args.out)
-        frame = cta_pair.enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, tma.Tma)))
+        frame = cta_pair.enter(plan, self.graph, (args.x.atom, args.weight.atom, args.out.atom))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         x_stages, weight_stages, staging = frame.regions
 
@@ -607,7 +460,7 @@ class Sm100PatchEmbedKernel(RowsHost):
         plan = self.plan
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
         return Sm100PatchEmbedEpilogue(
-            plan=plan, accumulators=accumulators, output=Output(plan, staging, args.out, rows, pipe.stamps),
+            plan=plan, accumulators=accumulators, output=Output(plan, staging, args.out, pipe.stamps),
             table=TableReader(plan, args.table, rows, table_rows), scales=ScaleReader(args.scales.loaded()),
             accumulator=pipe, order=order, rows=rows
         )

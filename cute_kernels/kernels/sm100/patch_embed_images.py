@@ -6,8 +6,6 @@ The load warp of each CTA streams strips, the leader's MMA warp issues, and the 
 the accumulators while another is computed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cutlass

@@ -6,8 +6,6 @@ streams rows, the leader's MMA warp issues, and the epilogue warps drain one MMA
 is computed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cutlass

@@ -5,11 +5,9 @@ drained while the next is multiplied, over the same stages, which the last one f
 columns from each CTA: the first half of its columns are rows of the leader, the others of its neighbour.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -22,7 +20,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import WeightLoad, tma_operand
-from cute_kernels.kernels.pipes import Pipe, make_stamps, stamp_waits, this_cluster
+from cute_kernels.kernels.pipes import make_stamps, stamp_waits, this_cluster
 from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import (
@@ -194,13 +192,6 @@ def weight_fragments(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, place:
 
 # --- MMA warp of the leader CTA: rows of ``x`` and the resident weight -> accumulators -------------------------------
 
-class RowsOperand(Protocol):
-    """The N operand as it lies in shared memory."""
-
-    def fragments(self, tiled_mma: cute.TiledMma, first: int, columns: int) -> cute.Tensor:
-        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's rows of an MMA tile."""
-
-
 @dataclass(frozen=True)
 class Mma:
     """Issues the MMAs of every tile of this cluster, MMA tile by MMA tile.
@@ -210,7 +201,7 @@ class Mma:
     """
 
     plan: Sm100TransposedPlan
-    rows: RowsOperand
+    rows: Any
     weight: cute.Pointer
     accumulators: tuple[cute.Tensor, ...]
     operands: cta_pair.Sm100Pipe
@@ -260,47 +251,21 @@ class Mma:
             out.advance()
 
 
-class WeightArguments(Protocol):
-    """The weight in every kernel's arguments: ``[N, K]`` in memory, or its load into shared memory."""
-
-    weight: cute.Tensor | Tma
-    feature_groups: Int32
-
-
 class TransposedKernel:
-    """Device side of a plan. A subclass says what is loaded and multiplied beside the weight, and what is stored."""
+    """Device side of a plan. A subclass says what is loaded and multiplied beside the weight, and what is stored; its
+    arguments have ``weight``, ``[N, K]`` in memory or its load into shared memory, and ``feature_groups``. It has
+
+    * ``atoms(args)``: descriptors to be prefetched; ``order(args, first, step)``: the tiles of a cluster;
+    * ``load(args, stages, pipe, order, place)``: the role of the load warp, beside that for a weight in shared memory;
+    * ``operand(stages)``: the stages as MMAs read them, whose ``fragments(tiled_mma, first, columns)`` are descriptors
+      ``[.., k step in block, block]`` of this CTA's rows of an MMA tile;
+    * ``out_box``: an epilogue warp's part of a tile, which it stores at once, in the modes of the output, and
+      ``staging_layout()``: that box in shared memory, by `transposed_layout`;
+    * ``epilogue(args, drain)``: the role of an epilogue warp, from what all of them have.
+    """
 
     plan: Sm100TransposedPlan
     graph: Graph
-
-    def atoms(self, args: Any) -> tuple[cute.CopyAtom, ...]:
-        """Descriptors to be prefetched."""
-        raise NotImplementedError
-
-    def order(self, args: Any, first: Int32, step: Int32) -> Any:
-        """The tiles of a cluster."""
-        raise NotImplementedError
-
-    def load(self, args: Any, stages: cute.Pointer, pipe: Pipe, order: Any, place: cta_pair.ClusterPlace) -> Any:
-        """The role of the load warp, beside that for a weight in shared memory."""
-        raise NotImplementedError
-
-    def operand(self, stages: cute.Pointer) -> RowsOperand:
-        """The stages as MMAs read them."""
-        raise NotImplementedError
-
-    @property
-    def out_box(self) -> tuple[int, ...]:
-        """An epilogue warp's part of a tile, which it stores at once, in the modes of the output."""
-        raise NotImplementedError
-
-    def staging_layout(self) -> cute.ComposedLayout:
-        """The box of a TMA store in shared memory, by `transposed_layout`."""
-        raise NotImplementedError
-
-    def epilogue(self, args: Any, drain: TransposedEpilogue) -> TransposedEpilogue:
-        """The role of an epilogue warp, from what all of them have."""
-        raise NotImplementedError
 
     def weight_tma(self, weight: cute.Tensor) -> cute.Tensor | Tma:
         """TMA load of ``[N, K]`` into shared memory; the weight itself where it goes elsewhere."""
@@ -313,7 +278,7 @@ class TransposedKernel:
         return store_tma(out, self.staging_layout(), self.out_box)
 
     @cute.jit
-    def run(self, args: WeightArguments, profile: cute.Pointer | None) -> None:
+    def run(self, args: Any, profile: cute.Pointer | None) -> None:
         plan = self.plan
         frame = cta_pair.enter(plan, self.graph, self.atoms(args))
         warp, place, pipes = frame.warp, frame.place, frame.pipes

@@ -1,7 +1,5 @@
 """Where a lane's accumulators go, and how a kernel is launched: what all kernels of ``mma.sync`` have in common."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cutlass.cute as cute

@@ -1,7 +1,5 @@
 """The dense GEMM by ``mma.sync``: tiles of all batches, in turn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -4,8 +4,6 @@ CuTe DSL has no warp-level MMA of integers and none of FP8 that takes registers 
 `inline_ptx` copies every FP32 operand to a register of its own. So these are LLVM's inline assembly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

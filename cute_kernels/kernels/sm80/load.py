@@ -4,8 +4,6 @@ A row of a stage is 64 or 128 bytes of K, whose pieces of 16 bytes are swizzled:
 ``ldmatrix`` reads for, meet eight different groups of banks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

@@ -5,8 +5,6 @@ Fragments are read by ``ldmatrix`` one step of 32 bytes ahead, and copies are sp
 B are read in such an order that a lane's accumulators are neighbouring columns (`Sm80Plan.lane_columns`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

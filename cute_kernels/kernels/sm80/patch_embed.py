@@ -1,7 +1,5 @@
 """The patch embed of rows by ``mma.sync``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The patch embed of images by ``mma.sync``: rows of a CTA's tile are patches, which it copies out of the images."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Patches out of images by ``cp.async``, as rows of an operand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cutlass

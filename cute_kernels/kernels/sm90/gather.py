@@ -4,8 +4,6 @@ As the dense GEMM, with patches that TMA gathers out of the images themselves: b
 they land (`cute_kernels.plan.images_gather`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import cutlass

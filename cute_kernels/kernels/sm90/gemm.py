@@ -11,8 +11,6 @@ warps of the others send it their accumulators by ``st.async``, which it adds as
 cores ignore the low 13 bits of an FP32 number; TMA rounds to TF32 on the way, so that they are zeros.
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, TFloat32

@@ -3,8 +3,6 @@
 What they add comes from the other CTAs of a split of K, from the bias, and from a residual.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

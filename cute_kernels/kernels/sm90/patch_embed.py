@@ -9,8 +9,6 @@ every warpgroup of every CTA of the cluster has arrived, since each CTA multicas
 when at most its newest WGMMA group is outstanding, so that the one which read the stage is complete.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ bytes has to be a multiple of 16. Strips of them are loaded into a ring of their
 load then read different banks, and of eight lanes four store their second row first, so that stores do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -4,11 +4,8 @@ The output is computed transposed, ``D[feature, row] = weight * x^T``: 64 featur
 which a warpgroup can keep in registers for the whole launch, and the rows of a tile are the N of the WGMMA.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -34,19 +31,6 @@ from cute_kernels.plan.base import VECTOR_BYTES, Phase
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 
-class TileEpilogue(Protocol):
-    """Epilogue of a tile's accumulators. ``row_block`` and ``position`` are what the tile order gives."""
-
-    def prefetch(self, row_block: Int32, position: Int32) -> Any:
-        """Fetches, before the WGMMAs of a tile, what is handed to `store`."""
-
-    def store(self, accumulator: cute.Tensor, fetched: Any, row_block: Int32, position: Int32) -> None:
-        """Stores one tile."""
-
-    def finish(self) -> None:
-        """At the end of the kernel."""
-
-
 @dataclass(frozen=True)
 class Mma:
     """Computes and stores this warpgroup's 64 features of every tile of its cluster, by 64 x tile_rows x 32 bytes
@@ -63,7 +47,7 @@ class Mma:
     weight: cute.Tensor
     x_fragments: tuple[cute.Tensor, ...]
     operands: Sm90Pipe
-    epilogue: TileEpilogue
+    epilogue: Any
     order: PositionOrder | ImageOrder
     tile_stages: Int32
     warpgroup: Int32
@@ -281,13 +265,6 @@ class WarpgroupStaging(StagingBuffer):
         cute.arch.barrier(barrier_id=self.staged, number_of_threads=128)
 
 
-class Arguments(Protocol):
-    """Arguments of every kernel: the instruction, and TMA copies, weight, table and sizes in tiles."""
-
-    tiled_mma: cute.TiledMma
-    operands: Any
-
-
 @dataclass(frozen=True)
 class Frame:
     """Where a thread of a kernel is, and what its CTA has: features, regions behind the barriers, pipes, tiles."""
@@ -300,51 +277,23 @@ class Frame:
 
 
 class TransposedKernel:
-    """Device side of a plan. A subclass says what is loaded and multiplied, and what is stored."""
+    """Device side of a plan. A subclass says what is loaded and multiplied, and what is stored; its arguments are the
+    instruction, ``tiled_mma``, and ``operands``: TMA copies, weight, table and sizes in tiles. It has
+
+    * ``atoms(operands)``: descriptors to be prefetched; ``order(operands, first, step)``: the tiles of a cluster;
+    * ``load(args, frame)``: the role of the load warp, and ``repack(frame)`` that of warps between it and the
+      consumers, if the plan has them;
+    * ``weight_stages(frame)``: ``[features, 128 bytes of K, block]`` of a streamed weight, ``x_stages(frame)``: ``[rows
+      of a tile, 128 bytes of K, block]`` of each part of a stage, ``staging(frame)``: the staging of all warpgroups;
+    * ``out_box``: a warpgroup's part of a tile, which it stores at once, in the modes of the output, and
+      ``staging_layout()``: that box in shared memory, SWIZZLE_128B: rows of 64 features, ordered as a tile's columns;
+    * ``epilogue(operands, staging, feature_block)`` of a warpgroup's 64 features: ``prefetch(row_block, position)``
+      fetches, before the WGMMAs of a tile, what ``store(accumulator, fetched, row_block, position)`` is handed, and
+      ``finish()`` comes at the end of the kernel.
+    """
 
     plan: TransposedPlan
     graph: Graph
-
-    def atoms(self, operands: Any) -> tuple[cute.CopyAtom, ...]:
-        """Descriptors to be prefetched."""
-        raise NotImplementedError
-
-    def order(self, operands: Any, first: Int32, step: Int32) -> PositionOrder | ImageOrder:
-        """The tiles of a cluster."""
-        raise NotImplementedError
-
-    def load(self, args: Any, frame: Frame) -> Any:
-        """The role of the load warp."""
-        raise NotImplementedError
-
-    def repack(self, frame: Frame) -> Any:
-        """The role of warps between the load warp and the consumers, if the plan has them."""
-        raise NotImplementedError
-
-    def weight_stages(self, frame: Frame) -> cute.Tensor:
-        """``[features, 128 bytes of K, block]`` of a streamed weight."""
-        raise NotImplementedError
-
-    def x_stages(self, frame: Frame) -> Iterator[cute.Tensor]:
-        """``[rows of a tile, 128 bytes of K, block]`` of each part of a stage."""
-        raise NotImplementedError
-
-    def staging(self, frame: Frame) -> cute.Pointer:
-        """Staging of all warpgroups."""
-        raise NotImplementedError
-
-    @property
-    def out_box(self) -> tuple[int, ...]:
-        """A warpgroup's part of a tile, which it stores at once, in the modes of the output."""
-        raise NotImplementedError
-
-    def staging_layout(self) -> cute.ComposedLayout:
-        """The box of a TMA store in shared memory, SWIZZLE_128B: rows of 64 features, ordered as a tile's columns."""
-        raise NotImplementedError
-
-    def epilogue(self, operands: Any, staging: WarpgroupStaging, feature_block: Int32) -> TileEpilogue:
-        """The epilogue of a warpgroup's 64 features, with its buffer."""
-        raise NotImplementedError
 
     def tile_stages(self, args: Any) -> Int32:
         """Stages of a tile."""
@@ -362,7 +311,7 @@ class TransposedKernel:
         return cute.make_tiled_mma(warpgroup.MmaF8Op(weight, x, Float32, shape, source, *majors))
 
     @cute.jit
-    def run(self, args: Arguments, profile: cute.Pointer | None) -> None:
+    def run(self, args: Any, profile: cute.Pointer | None) -> None:
         plan, o = self.plan, args.operands
         warp_index, rank = warp_and_rank(plan)
         barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
@@ -385,7 +334,7 @@ class TransposedKernel:
             self._mma(args, frame, warp_index // 4).run()
         stamps.finish()
 
-    def _mma(self, args: Arguments, frame: Frame, group: Int32) -> Mma:
+    def _mma(self, args: Any, frame: Frame, group: Int32) -> Mma:
         plan, mma, pipe = self.plan, args.tiled_mma, frame.pipes["operands"]
         thread = cute.arch.thread_idx()[0] % 128
         own = mma.get_slice(thread)

@@ -1,7 +1,5 @@
 """Patch embeddings as modules: what models have, run by the kernels."""
 
-from __future__ import annotations
-
 from cute_kernels.models.nn.fp8_mlp import Fp8Mlp, convert_mlps
 from cute_kernels.models.nn.layers import PatchConv2d, PatchLinear, convert_layer, revert_layer
 from cute_kernels.models.nn.options import PatchOptions

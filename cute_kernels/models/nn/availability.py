@@ -1,7 +1,5 @@
 """Availability of a kernel, asked before a call instead of caught after it."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

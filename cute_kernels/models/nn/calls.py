@@ -4,8 +4,6 @@ A forward in place of a library's asks here in every call whether the function i
 Only what is exactly as known is replaced, so what nobody thought of is called.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from operator import attrgetter, itemgetter

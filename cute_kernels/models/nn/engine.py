@@ -4,8 +4,6 @@ A module keeps its parameters, so that checkpoints, optimisers and initialisatio
 kernels read is made from them, kept beside them and made anew when they change.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,13 +57,13 @@ class Fp8Weight:
     values: torch.Tensor
     scale: torch.Tensor
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Fp8Weight:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> "Fp8Weight":
         """Moves and never casts."""
         device = fn(self.values).device
         return Fp8Weight(self.values.to(device), self.scale.to(device))
 
     @classmethod
-    def of(cls, rows: torch.Tensor) -> Fp8Weight:
+    def of(cls, rows: torch.Tensor) -> "Fp8Weight":
         """Rounded with a multiplier for each feature, so that a feature's errors do not depend on the others. Raises
         ValueError: NaN or infinity."""
         wide = rows.to(torch.float32)

@@ -1,7 +1,5 @@
 """An MLP of two linear layers in E4M3, by two calls of `cute_kernels.gemm`: the first writes what the second reads."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 
@@ -70,7 +68,7 @@ class Fp8Mlp(torch.nn.Module):
             self.register_buffer(f"{name}_input_scale", weight.scale.new_full((), bound / E4M3_MAX))
             self.register_buffer(f"{name}_bias", None if layer.bias is None else layer.bias.detach().clone())
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Fp8Mlp:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Fp8Mlp":
         """Moves and never casts: multipliers are FP32."""
         for name, buffer in self._buffers.items():
             self._buffers[name] = None if buffer is None else buffer.to(fn(buffer).device)

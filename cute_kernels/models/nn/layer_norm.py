@@ -1,7 +1,5 @@
 """The engine of embeddings that begin with a LayerNorm of the pixels (`cute_kernels.layer_norm_linear`)."""
 
-from __future__ import annotations
-
 import torch
 
 from cute_kernels.config import longest_row

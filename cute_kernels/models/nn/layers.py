@@ -4,8 +4,6 @@
 ``state_dict`` and ``isinstance`` checks stay what they were.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from warnings import warn

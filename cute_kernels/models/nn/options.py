@@ -1,7 +1,5 @@
 """How a patch embedding is to be run, checked where it is said and not at the first image."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -97,11 +95,11 @@ class PatchOptions:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def of_text(cls, text: str) -> PatchOptions:
+    def of_text(cls, text: str) -> "PatchOptions":
         """Options that gave this `text`."""
         return cls(**json.loads(text))
 
-    def for_channels(self, channels: int) -> PatchOptions:
+    def for_channels(self, channels: int) -> "PatchOptions":
         """Options for so many channels, for which one mean and one standard deviation serve all. Raises ValueError:
         means or standard deviations that differ, of another number of channels."""
         if self.mean is None:

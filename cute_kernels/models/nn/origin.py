@@ -1,7 +1,5 @@
 """Origin of something that was made from tensors, so that it is made anew when one of them has changed."""
 
-from __future__ import annotations
-
 import torch
 
 from cute_kernels.operations.runtime.constants import DERIVED, Source

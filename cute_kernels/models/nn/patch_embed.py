@@ -1,7 +1,5 @@
 """`PatchEmbed`: a patch embedding as a module, from the convolution or linear layer that it replaces."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +117,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         interpolation: Interpolation = "bicubic",
         antialias: bool = False,
         **options: Any,
-    ) -> PatchEmbed:
+    ) -> "PatchEmbed":
         """Makes the same embedding as a module's, run by the kernels.
 
         Args:

@@ -1,7 +1,5 @@
 """Pixels that are not what was said: refused at once on a CPU, and one call late on a GPU, where nobody waits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

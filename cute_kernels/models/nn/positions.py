@@ -1,7 +1,5 @@
 """Position embeddings for the grids that images have, interpolated once per grid and kept."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -6,8 +6,6 @@ the operator keeps it instead, by the weight's object and by its options, which 
 means the same in another process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Names are imported when they are asked for.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -4,8 +4,6 @@ Resize, run the fused kernels in the emulator, compare with two references, draw
 and rows that were made of them by FP8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +137,7 @@ def _draw(
     path: Path,
     names: Sequence[str],
     raw: torch.Tensor,
-    model: PatchEmbedding,
+    model: "PatchEmbedding",
     found: Sequence[tuple[torch.Tensor, report.Accuracy]],
     fp32: torch.Tensor,
 ) -> None:

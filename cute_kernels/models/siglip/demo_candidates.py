@@ -1,7 +1,5 @@
 """The ways from pixels to embeddings that the demo compares: one per precision, with its kernel if there is one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

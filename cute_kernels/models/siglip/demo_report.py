@@ -1,7 +1,5 @@
 """Tables and figures for people. Nothing here computes a result that is not shown."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Sequence
@@ -105,8 +103,8 @@ _LABEL_CHARACTERS = 24  # fit along a cell
 
 
 def draw_figure(
-    photos: Sequence[np.ndarray], maps: dict[str, torch.Tensor], *, title: str, footnote: str, names: Sequence[str]
-) -> Figure:
+    photos: "Sequence[np.ndarray]", maps: dict[str, torch.Tensor], *, title: str, footnote: str, names: Sequence[str]
+) -> "Figure":
     """Each photo, square RGB ``[H, W, 3]``, beside its maps; two photos in a row when there are more than three, and
     two maps at most. ``maps``: title, of one or more lines -> ``[len(photos), grid, grid, 3]`` colours in [0, 1].
     Title and footnote are wrapped to the figure's width, long names of photos shortened."""

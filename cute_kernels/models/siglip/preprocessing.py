@@ -1,7 +1,5 @@
 """Images -> pixels, as SigLIP2's processor orders them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

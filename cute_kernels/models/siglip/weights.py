@@ -4,8 +4,6 @@ NaFlex checkpoints store a ``Linear`` weight as ``(row, column, channel)``; `loa
 same either way, so a wrong order would fail silently.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

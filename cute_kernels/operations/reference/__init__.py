@@ -5,8 +5,6 @@ exact and rounded once per instruction, or those that others measured on the chi
 independent of the kernels, their plans and the emulator.
 """
 
-from __future__ import annotations
-
 from cute_kernels.operations.reference.convolution import patch_embed_conv2d
 from cute_kernels.operations.reference.images import patch_embed_images, patch_rows
 from cute_kernels.operations.reference.layer_norm import layer_norm_scale

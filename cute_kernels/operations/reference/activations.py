@@ -5,8 +5,6 @@ error bounds only. SiLU and both forms of GELU are ``x * s(x)`` with a sigmoid s
 is a polynomial of a polynomial here: no quotient, no exponential, and few multiply-adds, as an epilogue pays for each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

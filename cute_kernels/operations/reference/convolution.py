@@ -1,7 +1,5 @@
 """The models' convolution before any quantisation."""
 
-from __future__ import annotations
-
 import torch
 
 from cute_kernels.common.float_environment import default_environment

@@ -8,8 +8,6 @@ patch grid. A contract is named after what is multiplied:
   ascending k.
 """
 
-from __future__ import annotations
-
 import torch
 
 from cute_kernels.common.float_environment import default_environment

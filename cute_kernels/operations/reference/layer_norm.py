@@ -1,7 +1,5 @@
 """A LayerNorm of uint8 rows as factors of the rows of a product, by its rounding contract."""
 
-from __future__ import annotations
-
 import torch
 
 from cute_kernels.common.float_environment import default_environment

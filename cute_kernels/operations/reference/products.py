@@ -1,7 +1,5 @@
 """The dense GEMM by its rounding contract."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

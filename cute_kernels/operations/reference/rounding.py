@@ -1,7 +1,5 @@
 """Single roundings of sums and products, which plain torch does not offer."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -5,8 +5,6 @@ exact within one MMA (32 bytes of K), and the FP32 accumulator is rounded once p
 are exact, and rounded to FP32 once.
 """
 
-from __future__ import annotations
-
 import torch
 
 from cute_kernels.common.float_environment import default_environment

@@ -5,8 +5,6 @@ exact products of 32 bytes of K and the accumulator are aligned to the largest o
 bits behind the point, toward zero, and added exactly; the sum is cut to FP32, toward zero.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

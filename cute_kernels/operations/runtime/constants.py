@@ -10,8 +10,6 @@ Tensors made in inference mode have no version counter and are never cached, and
 cache while a CUDA graph is captured, so that a replay sees the current constants (`frozen_constants` lifts this).
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

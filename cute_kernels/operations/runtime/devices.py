@@ -1,7 +1,5 @@
 """Facts of a CUDA device that planning needs, and the configuration that was found fastest on it."""
 
-from __future__ import annotations
-
 import functools
 import sys
 

@@ -4,8 +4,6 @@ The host function that CuTe DSL generated runs as it does on a GPU: it encodes t
 recorder takes the place of the CUDA runtime, and the recorded launch executes the recorded kernel's PTX.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

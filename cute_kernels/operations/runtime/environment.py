@@ -3,8 +3,6 @@
 Works without a GPU and imports CuTe DSL only to see whether it can be imported.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Plan + operands -> a launch on a GPU."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -25,7 +23,7 @@ def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = No
 
 
 @functools.lru_cache(maxsize=1024)
-def bound_launch(plan: Plan) -> BoundLaunch:
+def bound_launch(plan: Plan) -> "BoundLaunch":
     """The plan's kernel, compiled and loaded, ready to be launched on any device of its architecture."""
     return BoundLaunch(plan, compile_plan(plan))
 

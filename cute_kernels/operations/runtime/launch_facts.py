@@ -1,7 +1,5 @@
 """Facts that a launch of a kernel needs, for whoever launches the PTX without this package."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

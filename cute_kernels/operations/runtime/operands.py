@@ -1,7 +1,5 @@
 """The operands of one launch by name: what `Plan.operands` asks for, checked and laid out, on one device."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -29,10 +27,10 @@ class Operands(SimpleNamespace):
     gives, all on one device: `cute_kernels.operations` sees to that, and nothing is checked again here.
     """
 
-    def replace(self, **changes: torch.Tensor | float | None) -> Operands:
+    def replace(self, **changes: torch.Tensor | float | None) -> "Operands":
         return Operands(**(vars(self) | changes))
 
-    def of(self, plan: Plan) -> Operands:
+    def of(self, plan: Plan) -> "Operands":
         """The operands that a plan knows."""
         names = {operand.name for operand in plan.operands}
         return Operands(**{name: value for name, value in vars(self).items() if name in names})

@@ -7,8 +7,6 @@ counter, shape and strides. The rules of `cute_kernels.operations.runtime.consta
 inference mode are never remembered, and nothing is taken from here while a CUDA graph is captured.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ and read only if nobody else could have written it. A configuration that this ve
 none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

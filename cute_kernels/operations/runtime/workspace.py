@@ -3,8 +3,6 @@
 Launches of one stream follow each other and share it. A CUDA graph may run beside them: what is captured has its own.
 """
 
-from __future__ import annotations
-
 import torch
 
 _Key = tuple[torch.device, int]

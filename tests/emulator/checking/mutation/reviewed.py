@@ -110,11 +110,7 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "tcgen05.fence::before_thread_sync", "sm100/cta_pair.py* (end)*", True, _FENCED_BEFORE),
     Review("drop", "tcgen05.fence::after_thread_sync", "sm100/cta_pair.py* (end)*", True, _ONLY_SYNCHRONOUS),
     *(
-        # Where the accumulator is released after the stores, the last load's wait stands in front of a fence.proxy too.
-        Review(
-            "drop", "tcgen05.wait::ld*", "sm100/*", True, _LATER_WAIT, following=following,
-            but_not=("sm100-one-cta: fence.proxy.async*",),
-        )
+        Review("drop", "tcgen05.wait::ld*", "sm100/*", True, _LATER_WAIT, following=following)
         for following in ("tcgen05.wait::ld*", "fence.proxy.async*", "cp.async.bulk.wait_group*")
     ),
     *(
@@ -221,15 +217,6 @@ REVIEWS: tuple[Review, ...] = (
         following="mbarrier.try_wait.parity.shared.b64 fence.proxy.async.shared::cta",
     ),
     Review("drop", "bar.warp.sync", "sm100/cta_pair.py* (*release_accumulator)*", True, _COLLECTIVE),
-    Review(
-        "drop",
-        "bar.warp.sync",
-        "sm100/patch_embed.py* (*finish_tile)*",
-        True,
-        "the one behind the rows that are read back: a lane has stored what it read, and so has its value, before the "
-        "tcgen05.ld.sync.aligned of the next tile, which a warp executes as one; only behind it a lane overwrites",
-        following="tcgen05.fence*",
-    ),
     Review(
         "drop",
         "bar.warp.sync",

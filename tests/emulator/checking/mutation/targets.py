@@ -194,18 +194,8 @@ TARGETS: dict[str, KernelTarget] = {
     "sm100": KernelTarget(Sm100PatchEmbedConfig(), 12, 128, 256, quick=True),
     "sm100-4-warps": KernelTarget(Sm100PatchEmbedConfig(tile_n=128, stages=3, epilogue_warps=4), 12, 128, 128),
     "sm100-wide-loads": KernelTarget(Sm100PatchEmbedConfig(128, 5, 5, 64, "bf16x2"), 14, 100, 128, k=400),
-    "sm100-coalesced": KernelTarget(
-        Sm100PatchEmbedConfig(
-            tile_n=128, stages=3, epilogue_warps=4, order="position", tile_positions=4, table_ahead=True,
-            store="coalesced",
-        ),
-        70, 8, 128, k=400,
-    ),
     "sm100-one-cta": KernelTarget(
-        Sm100PatchEmbedConfig(
-            tile_n=128, stages=3, tmem_load_width=16, tmem_loads=2, cta_group=1, store_group=2, store_buffers=2,
-            early_release=False,
-        ),
+        Sm100PatchEmbedConfig(tile_n=128, stages=3, tmem_load_width=16, cta_group=1, store_buffers=2),
         4, 128, 128, k=400,
     ),
     "sm100-on-chip": KernelTarget(
