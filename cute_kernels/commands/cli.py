@@ -135,10 +135,9 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         "draws them. Exits with 1 if a bit differs.",
     )
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a local Hugging Face SigLIP or SigLIP2 checkpoint")
     parser.add_argument(
         "--image-size", type=kernel_options.count, default=224,
-        help="pixels per side, whole patches, without --model (default: %(default)s)",
+        help="pixels per side, whole patches (default: %(default)s)",
     )
     parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument(
@@ -162,8 +161,6 @@ def _demo(options: argparse.Namespace) -> int:
 
     from cute_kernels.models.siglip import demo  # imports torch
 
-    if options.model is not None and options.image_size != 224:
-        raise ValueError("--image-size belongs to seeded weights; --model brings its own")
     precisions = tuple(dict.fromkeys(options.precision))
     for name, value in (("--set", options.settings), ("--trace", options.trace)):
         if value and len(precisions) > 1:
@@ -173,7 +170,6 @@ def _demo(options: argparse.Namespace) -> int:
     mismatches = demo.run_demo(
         console,
         images=options.images,
-        model=options.model,
         image_size=options.image_size,
         arch=kernel_options.arch_of(options, kernel),
         precisions=precisions,

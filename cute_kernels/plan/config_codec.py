@@ -1,12 +1,11 @@
-"""Configurations as text: a setting of a command line, an argument of an operator or a JSON document.
+"""Configurations as text: a setting of a command line, an argument of an operator or of a JSON document.
 
 One place knows how fields are written down, whatever their class: ``FIELD=VALUE``, where ``auto`` is a field that the
 plan chooses. `Planner.codec` is that of the classes of an operation.
 """
 
-import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from cute_kernels.config import Typed
@@ -47,15 +46,6 @@ class ConfigCodec:
         if name not in self.kinds:
             raise ValueError(f"config of class {name!r}: must be one of {', '.join(map(repr, self.kinds))}")
         return self.kinds[name]
-
-    # ---- a JSON document ---------------------------------------------------------------------------------------------
-    def to_document(self, config: Any) -> dict[str, Any]:
-        """``{"kind": class, "config": fields}``."""
-        return {"kind": type(config).__name__, "config": dataclasses.asdict(config)}
-
-    def from_document(self, document: Mapping[str, Any]) -> Any:
-        """The inverse of `to_document`. Raises KeyError, TypeError, ValueError: something else."""
-        return self._kind(document["kind"])(**document["config"])
 
 
 def parse_settings(kind: type[Typed], settings: Iterable[str], where: str) -> Any:

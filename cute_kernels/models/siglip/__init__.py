@@ -1,4 +1,4 @@
-"""The patch embedding of SigLIP and SigLIP2: preprocessing, and where the weights come from.
+"""The patch embedding of SigLIP and SigLIP2: preprocessing, and seeded weights.
 
 Names are imported when they are asked for.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 from cute_kernels.common import extras
 
-_WEIGHTS = "ARCHITECTURES", "PatchEmbedding", "load_patch_embedding", "seeded_patch_embedding"
+_WEIGHTS = "ARCHITECTURES", "PatchEmbedding", "seeded_patch_embedding"
 _HOME = dict.fromkeys(("Preprocessing", "to_rgb"), "preprocessing") | dict.fromkeys(_WEIGHTS, "weights")
 __all__ = [*_HOME]
 

@@ -40,7 +40,6 @@ def run_demo(
     console: Console,
     *,
     images: Sequence[Path],
-    model: Path | None,
     image_size: int,
     arch: str,
     precisions: Sequence[str],
@@ -51,11 +50,10 @@ def run_demo(
     """Runs the demo, prints what it finds on the console, and returns the number of output elements whose bits differ
     from the torch references; 0 is the only good answer.
 
-    Without image files it takes the photographs of scikit-image, without a checkpoint's folder seeded weights of a base
-    model, of images of ``image_size``. ``precisions``: of `PRECISIONS`, in the order in which they are shown; with one
+    Without image files it takes the photographs of scikit-image; weights are seeded ones of a base model, of images of
+    ``image_size``. ``precisions``: of `PRECISIONS`, in the order in which they are shown; with one
     of them ``config`` has tunables of its kernel, and ``trace`` names a file for a timeline of the emulated launch;
-    ``output``: PNG file. Raises ValueError, OSError, ModuleNotFoundError: unusable images, checkpoint, config or
-    output.
+    ``output``: PNG file. Raises ValueError, OSError, ModuleNotFoundError: unusable images, config or output.
     """
     # What no problem allows is refused before images and weights are loaded; a small one allows the most.
     if config is not None:
@@ -63,15 +61,12 @@ def run_demo(
     for path in filter(None, (output, trace)):
         files.check_output(path)
     names, photos = _load_photographs(images)
-    seeded = model is None
-    weights = siglip.seeded_patch_embedding("base-p16", image_size, 0) if seeded else siglip.load_patch_embedding(model)
+    weights = siglip.seeded_patch_embedding("base-p16", image_size, 0)
     console.print(f"weights: {weights.source}")
     console.print(
-        f"images: {len(photos)} square {'crop' if len(photos) == 1 else 'crops'}, {weights.preprocessing.resample} to "
+        f"images: {len(photos)} square {'crop' if len(photos) == 1 else 'crops'}, bilinear to "
         f"{weights.image_size} × {weights.image_size}, {weights.grid} × {weights.grid} patches of {weights.patch_size}²"
     )
-    if rest := weights.image_size % weights.patch_size:
-        console.print(f"the checkpoint's convolution does not see the last {rest} rows and columns of pixels")
 
     raw = weights.preprocessing.resized(photos, weights.image_size)
     pixels = weights.preprocessing.normalised(raw)

@@ -7,17 +7,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes pixels: resized to a square, scaled to [0, 1], normalised per channel.
+    """How an image becomes pixels: resized to a square (bilinear), scaled to [0, 1], normalised per channel. The
+    defaults are those of the SigLIP2 checkpoints."""
 
-    The defaults are those of the SigLIP2 checkpoints: bilinear, mean and standard deviation 0.5.
-    """
-
-    resample: str = "bilinear"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
@@ -26,7 +21,7 @@ class Preprocessing:
         ValueError without an image."""
         if not images:
             raise ValueError("no images")
-        pixels = [np.asarray(to_rgb(image).resize((size, size), RESAMPLING[self.resample])) for image in images]
+        pixels = [np.asarray(to_rgb(image).resize((size, size), Image.Resampling.BILINEAR)) for image in images]
         return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
 
     def normalised(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from cute_kernels.dsl import kernel_cache as cache
 from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.plan.config_codec import ConfigCodec
 
-SCHEMA = "cute-kernels/tuned/1"
+SCHEMA = "cute-kernels/tuned/2"
 _NAME = re.compile(r"[0-9a-f]{40}\.tuned")
 _LOCK = forks.lock()
 
@@ -60,7 +60,7 @@ def store(problem: Problem, device: Device, config: Config, microseconds: float)
             "schema": SCHEMA,
             "problem": dataclasses.asdict(problem),
             "device": dataclasses.asdict(device),
-            **_codec(problem).to_document(config),
+            "config": _codec(problem).encode(config),
             "microseconds": microseconds,
         }
         path = _path(root, problem, device)
@@ -100,6 +100,6 @@ def _read(problem: Problem, device: Device) -> Config | None:
             document: dict[str, Any] = json.loads(cache.read_private(_path(root, problem, device)))
             expected = {"schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device)}
             if all(document[name] == value for name, value in expected.items()):
-                config = _codec(problem).from_document(document)
+                config = _codec(problem).decode(str(document["config"]))
                 return make_plan(problem, config, device.arch, sm_count=device.sm_count).config
     return None

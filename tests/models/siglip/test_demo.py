@@ -147,25 +147,6 @@ def test_any_error_of_a_decoder_names_the_file(error, tmp_path, monkeypatch, cap
     assert f"{path} cannot be read as an image" in capsys.readouterr().err
 
 
-def test_demo_with_a_checkpoint(tmp_path, capsys):
-    import transformers
-
-    config = transformers.SiglipVisionConfig(
-        hidden_size=24, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, patch_size=14, image_size=60
-    )
-    model = tmp_path / "checkpoint"
-    transformers.SiglipVisionModel(config).save_pretrained(model)
-    output = tmp_path / "out.png"
-    arguments = ["demo", "--images", *write_photos(tmp_path, 1), "--model", str(model)]
-    assert main([*arguments, "--precision", "fp8", "--output", str(output)]) == 0
-    printed = capsys.readouterr().out
-    assert "1 square crop, bilinear" in printed
-    assert "does not see the last 4 rows and columns" in printed  # 60 = 4 x 14 + 4
-    assert "weights: SiglipVisionModel checkpoint checkpoint" in printed
-    assert re.search(r"0\s+of\s+384", printed)  # 16 positions x 24 features
-    assert output.is_file()
-
-
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_a_single_wrong_bit_fails_the_demo(precision, tmp_path, capsys, monkeypatch):
     emulate = demo.Candidate.emulate

@@ -1,22 +1,18 @@
-"""Preprocessing, patches, quantisation and checkpoints, against transformers, PIL-free arithmetic and ml_dtypes."""
+"""Preprocessing and seeded weights, against transformers, PIL-free arithmetic and ml_dtypes."""
 
 from __future__ import annotations
 
 import io
-import json
 import struct
 import zlib
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
 
-from cute_kernels import patch_embed
 from cute_kernels.models import siglip
 from cute_kernels.models.siglip.weights import ARCHITECTURES
-from cute_kernels.operations import reference
 
 
 def photo(height=40, width=56, seed=0) -> np.ndarray:
@@ -126,123 +122,3 @@ def test_seeded_weights_refuse_the_unknown():
         siglip.seeded_patch_embedding("base-p16", 15)
     with pytest.raises(ValueError, match="image_size = 50: must be a whole number of patches of 16; nearest 48 or 64"):
         siglip.seeded_patch_embedding("base-p16", 50)
-
-
-def tiny_config(**changes) -> dict:
-    return {
-        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
-    } | changes  # fmt: skip
-
-
-def write_fixed_resolution(directory, whole_model=False):
-    torch.manual_seed(0)
-    vision = tiny_config(image_size=22)  # five patches and a rest of two pixels
-    if whole_model:
-        text = tiny_config(vocab_size=16) | {"max_position_embeddings": 8}
-        text.pop("patch_size")
-        config = transformers.SiglipConfig(text_config=text, vision_config=vision)
-        model = transformers.SiglipModel(config)
-    else:
-        model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision))
-    model.save_pretrained(directory)
-    return model.vision_model.embeddings if whole_model or hasattr(model, "vision_model") else model.embeddings
-
-
-@pytest.mark.parametrize("whole_model", [False, True])
-def test_fixed_resolution_checkpoint(tmp_path, whole_model):
-    embeddings = write_fixed_resolution(tmp_path, whole_model)
-    loaded = siglip.load_patch_embedding(tmp_path)
-    assert (loaded.image_size, loaded.patch_size, loaded.grid) == (22, 4, 5)
-    pixels = loaded.preprocessing.normalised(loaded.preprocessing.resized([photo(), photo(seed=1)], loaded.image_size))
-    with torch.no_grad():
-        expected = embeddings(pixels)
-    out = reference.patch_embed_conv2d(pixels, loaded.weight, loaded.bias, loaded.pos_embed)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    assert_close_after_quantisation(loaded, pixels, expected)
-
-
-def test_naflex_checkpoint(tmp_path):
-    torch.manual_seed(0)
-    model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**tiny_config(num_patches=25)))
-    model.save_pretrained(tmp_path)
-    embeddings = model.vision_model.embeddings if hasattr(model, "vision_model") else model.embeddings
-    loaded = siglip.load_patch_embedding(tmp_path)
-    assert (loaded.image_size, loaded.patch_size, loaded.grid) == (20, 4, 5)
-    pixels = loaded.preprocessing.normalised(loaded.preprocessing.resized([photo(), photo(seed=1)], 20))
-    # transformers flattens its own patches, (row, column, channel).
-    from transformers.models.siglip2.image_processing_pil_siglip2 import convert_image_to_patches
-
-    patches = torch.stack([torch.from_numpy(convert_image_to_patches(image.numpy(), 4)) for image in pixels])
-    with torch.no_grad():
-        expected = embeddings(patches, torch.tensor([[5, 5]] * 2))
-    out = reference.patch_embed_conv2d(pixels, loaded.weight, loaded.bias, loaded.pos_embed)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    assert_close_after_quantisation(loaded, pixels, expected)
-
-
-def assert_close_after_quantisation(model, pixels, expected):
-    """FP8 has 3 mantissa bits; over 48 products its errors average out to a few percent of the result's spread."""
-    side = model.grid * model.patch_size
-    x = reference.patch_rows(pixels[:, :, :side, :side], model.patch_size).unflatten(0, (pixels.shape[0], -1))
-    scales = [float(each.abs().amax()) / 448 for each in (x, model.rows())]
-    x, weight = ((each / s).to(torch.float8_e4m3fn) for each, s in zip((x, model.rows()), scales, strict=True))
-    out = patch_embed(x, weight, model.bias, model.pos_embed, scale_a=scales[0], scale_b=scales[1])
-    assert (out.float() - expected).std() < 0.06 * expected.std()
-
-
-def test_incomplete_checkpoint_is_refused(tmp_path):
-    write_fixed_resolution(tmp_path)
-    from safetensors.torch import load_file, save_file
-
-    path = tmp_path / "model.safetensors"
-    weights = load_file(path)
-    kept = {name: value for name, value in weights.items() if not name.endswith("patch_embedding.bias")}
-    assert len(kept) == len(weights) - 1
-    save_file(kept, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks .*patch_embedding.bias"):
-        siglip.load_patch_embedding(tmp_path)
-
-
-def test_other_models_and_empty_folders_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
-        siglip.load_patch_embedding(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
-    with pytest.raises(ValueError, match="'clip' model: must be one of 'siglip'"):
-        siglip.load_patch_embedding(tmp_path)
-
-
-def test_damaged_checkpoints_are_refused_by_name(tmp_path):
-    write_fixed_resolution(tmp_path)
-    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
-    whole, text = weights.read_bytes(), config.read_text()
-    weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=f"{tmp_path} cannot be read as a checkpoint"):
-        siglip.load_patch_embedding(tmp_path)
-    weights.unlink()
-    with pytest.raises(ValueError, match=f"{tmp_path} cannot be read as a checkpoint"):
-        siglip.load_patch_embedding(tmp_path)
-    for content, message in ((text[:-9], "is no JSON"), ("[]", "holds list: must be an object")):
-        config.write_text(content)
-        with pytest.raises(ValueError, match=f"config.json {message}"):
-            siglip.load_patch_embedding(tmp_path)
-
-
-def test_preprocessing_of_the_checkpoint(tmp_path):
-    write_fixed_resolution(tmp_path)
-    path = tmp_path / "preprocessor_config.json"
-    valid = {
-        "resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4], "size": {"height": 22, "width": 22},
-        "rescale_factor": 0.00392156862745098, "do_resize": True,
-    }  # fmt: skip
-    path.write_text(json.dumps(valid))
-    loaded = siglip.load_patch_embedding(tmp_path).preprocessing
-    assert loaded == siglip.Preprocessing("bicubic", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
-    for change, message in [
-        ({"resample": 0}, "resample = 0"),
-        ({"size": {"height": 24, "width": 24}}, "takes 22 x 22"),
-        ({"do_resize": False}, "do_resize = False"),
-        ({"rescale_factor": 1.0}, "rescale_factor = 1.0"),
-    ]:
-        path.write_text(json.dumps(valid | change))
-        with pytest.raises(ValueError, match=message):
-            siglip.load_patch_embedding(tmp_path)

@@ -77,10 +77,11 @@ def test_other_problems_and_devices_have_their_own(root, monkeypatch, problem, d
     "change",
     [
         {"schema": "cute-kernels/tuned/0"},
-        {"kind": "Sm100PatchEmbedConfig"},
-        {"config": {"tile_m": 100}},
-        {"config": {"tile_m": "128"}},
-        {"config": {"tile_k": 64}},
+        {"config": "Sm100PatchEmbedConfig:"},
+        {"config": "Sm90GemmConfig:tile_m=100"},
+        {"config": "Sm90GemmConfig:tile_m=many"},
+        {"config": "Sm90GemmConfig:tile_k=64"},
+        {"config": {"tile_m": 128}},
         {"config": None},
     ],
 )
