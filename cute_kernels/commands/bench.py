@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from cute_kernels.commands.kernel_options import count
-from cute_kernels.common import extras, files
+from cute_kernels.common import extras
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -14,7 +14,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "bench",
         help="measure a model with this package's patch embedding: error, and time on a GPU",
         description="Runs photographs through a model's vision tower, unchanged and with each precision of this "
-        "package's patch embedding. Prints and draws errors against the unchanged tower in FP32 and, on a GPU, times "
+        "package's patch embedding. Prints errors against the unchanged tower in FP32 and, on a GPU, times "
         "of the first layer and of the whole tower, and names the precision that fits.",
     )
     parser.add_argument("model", help="directory of a transformers checkpoint with its image processor, or a timm name")
@@ -23,22 +23,18 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
     parser.add_argument("--pretrained", action="store_true", help="let timm download the weights of a timm name")
     parser.add_argument("--rounds", type=count, default=9, help="timed runs of each (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench.png"), metavar="FILE", help="default: %(default)s")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the table and writes the picture. Raises MissingExtra: what draws, or has the default photographs, is not
-    installed; ModuleNotFoundError: the model's library is not; ValueError: a model without a patch embedding that
+    """Prints the table. Raises MissingExtra: what reads photographs, or has the default ones, is not installed;
+    ModuleNotFoundError: the model's library is not; ValueError: a model without a patch embedding that
     this package replaces, or without a processor."""
-    extras.require("demo", "the command bench", ("matplotlib", "PIL", "numpy") if options.images else None)
+    extras.require("demo", "the command bench", ("PIL", "numpy") + ("skimage",) * (not options.images))
     import cute_kernels.explore.model_bench as model_bench  # torch
 
     print(f"{options.model}, {options.batch} images")
     model = model_bench.load(options.model, options.images, options.batch, pretrained=options.pretrained)
     report = model_bench.measured(model, options.dtype, options.rounds)
     print("\n".join(report.lines()))
-    with files.writing(options.output):
-        model_bench.draw(report).savefig(options.output)
-    print(f"wrote {options.output}")
     return 0

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from cute_kernels.explore.tuning import search
 from cute_kernels.models import timm, transformers
 from cute_kernels.models.nn.layers import EngineMixin
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _PRECISIONS = ("int8", "fp8", "bf16", "fp16")
@@ -249,22 +246,3 @@ def _agreement(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]
     got, expected = got.double().cpu(), expected.double().cpu()
     cosine = torch.nn.functional.cosine_similarity(got, expected, dim=-1).min()
     return float((got - expected).norm() / expected.norm()), float(cosine)
-
-
-def draw(report: Report) -> Figure:
-    """Errors in the tower and, where there are any, times."""
-    figures = importlib.import_module("matplotlib.figure")
-    columns = [("error in the tower", [row.tower or 0.0 for row in report.rows])]
-    if report.timed:
-        columns.append(("first layer, ms", [row.layer_ms or 0.0 for row in report.rows]))
-        columns.append(("tower, ms", [row.tower_ms or 0.0 for row in report.rows]))
-    figure = figures.Figure(figsize=(4.5 * len(columns) + 1, 3.2), layout="constrained")
-    for axes, (title, values) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
-        bars = axes.barh([row.name for row in report.rows], values, color="tab:blue")
-        bars[0].set_color("tab:grey")
-        form = "{:.1e}" if title.startswith("error") else "{:.3f}"
-        axes.bar_label(bars, [form.format(value) for value in values], padding=3)
-        axes.invert_yaxis()
-        axes.margins(x=0.25)
-        axes.set_title(f"{title} ({report.device})")
-    return figure

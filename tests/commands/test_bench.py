@@ -26,16 +26,15 @@ def saved_clip(folder: Path) -> Path:
 
 def test_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = saved_clip(tmp_path / "clip")
-    photo, picture = tmp_path / "photo.png", tmp_path / "bench.png"
+    photo = tmp_path / "photo.png"
     Image.effect_noise((90, 70), 60).convert("RGB").save(photo)
-    assert main(["bench", str(checkpoint), "--batch", "2", "--images", str(photo), "--output", str(picture)]) == 0
+    assert main(["bench", str(checkpoint), "--batch", "2", "--images", str(photo)]) == 0
     text = capsys.readouterr().out
     rows = dict(re.findall(r"^\| (\S[^|]*?) \| [\d.e-]+ \| ([\d.e-]+) \| [\d.]+ \|$", text, re.MULTILINE))
     assert list(rows) == ["library in bf16", "int8", "fp8", "bf16", "fp16"]
     errors = {name: float(value) for name, value in rows.items()}
     assert 1e-4 < errors["bf16"] < 1e-2 and errors["bf16"] < errors["int8"] < errors["fp8"] < 0.2
-    assert "no GPU here" in text and "to choose: " in text and f"wrote {picture}" in text
-    assert Image.open(picture).width > 100
+    assert "no GPU here" in text and "to choose: " in text
 
 
 def test_what_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

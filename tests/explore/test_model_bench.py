@@ -58,7 +58,6 @@ def test_the_fastest_of_those_that_are_as_good_is_chosen() -> None:
     report = Report("a GPU", [library, int8, fp8, bf16])
     assert report.choice().startswith("to choose: bf16, 4.100 ms, not 5.000;")
     assert report.lines()[0].endswith("| first layer, ms | tower, ms |") and "No times" not in "".join(report.lines())
-    model_bench.draw(report)
     assert Report("a GPU", [library, fp8]).choice().startswith("to choose: library in bf16; no precision")
     for row in report.rows:
         row.layer_ms = row.tower_ms = None
