@@ -1,7 +1,5 @@
 """``cute-kernels bench``: a model's patch embedding before and after, in error and, on a GPU, in time."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cute-kernels check SCRIPT ARGS...``: a program's launches under many schedules."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math

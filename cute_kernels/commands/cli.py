@@ -1,7 +1,5 @@
 """The command line, ``cute-kernels``: ``demo``, ``plan``, ``compare``, ``profile``, ``ptx``, ``emulate``, .."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib

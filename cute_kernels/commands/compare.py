@@ -1,7 +1,5 @@
 """``cute-kernels compare``: what differs between two configurations of a kernel."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """``cute-kernels debug SCRIPT ARGS...``: one launch of a program, step by step."""
 
-from __future__ import annotations
-
 import argparse
 
 from cute_kernels.commands import emulate as command

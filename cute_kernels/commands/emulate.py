@@ -1,7 +1,5 @@
 """``cute-kernels emulate SCRIPT ARGS...``: runs a CuTe DSL program with its kernels in the emulator."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,7 +1,5 @@
 """Options by which commands name a kernel, a problem and tunables: ``--batch``, ``--arch``, ``--set`` and the like."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import difflib

@@ -1,7 +1,5 @@
 """``cute-kernels layout``: where a layout of shared memory puts its coordinates, and what an access costs."""
 
-from __future__ import annotations
-
 import argparse
 
 from cute_kernels.commands import tables

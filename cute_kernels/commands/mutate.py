@@ -1,7 +1,5 @@
 """``cute-kernels mutate SCRIPT ARGS...``: breaks the synchronisation of a program's kernels: what is not noticed?"""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

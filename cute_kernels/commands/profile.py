@@ -1,7 +1,5 @@
 """``cute-kernels profile``: where the warps of a kernel spend their clocks."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

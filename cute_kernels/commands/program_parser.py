@@ -1,7 +1,5 @@
 """The parser of commands that run a program, whose own arguments stand behind it."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``cute-kernels same A B``: do two programs, or two configurations of a kernel, leave the same bits?"""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -1,7 +1,5 @@
 """``cute-kernels sass``: what the assembler made of a kernel that costs, beside its source."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex
@@ -55,14 +53,14 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def _of_kernel(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
+def _of_kernel(options: argparse.Namespace) -> "tuple[list[MachineCode], int]":
     if options.arguments:
         raise ValueError("--arguments are for a program, SCRIPT.py")
     artifacts = [compile.compile_plan(part, emulated=True) for part in plan_of(options).launches]
     return [each for artifact in artifacts for each in _read(artifact.cubin, artifact.ptx)], 0
 
 
-def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
+def _of_program(options: argparse.Namespace) -> "tuple[list[MachineCode], int]":
     """Every kernel that the program launches, also where the emulator reports it; and the exit status."""
     if options.settings:
         raise ValueError("--set is for this package's kernels; a program gets --arguments")
@@ -82,7 +80,7 @@ def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
     return [each for ptx, code in modules.items() for each in _read(code, ptx)], status
 
 
-def _read(code: bytes, ptx: str) -> list[MachineCode]:
+def _read(code: bytes, ptx: str) -> "list[MachineCode]":
     import cute_kernels.explore.sass.report as report
 
     return report.machine_code(compile.disassemble(code, "-hex", "-gp"), ptx)

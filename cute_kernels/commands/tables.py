@@ -1,7 +1,5 @@
 """Results of commands for programs: the options ``--json`` and ``--csv``, which write records."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

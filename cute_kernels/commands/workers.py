@@ -1,7 +1,5 @@
 """Where the tasks of a campaign run: the options ``--jobs`` and ``--executor`` of several commands."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 from collections.abc import Iterator

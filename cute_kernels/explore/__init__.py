@@ -3,8 +3,6 @@
 This is the room that knows both halves: it plans and runs kernels, and has the emulator count what they do.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

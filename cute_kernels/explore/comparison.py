@@ -1,7 +1,5 @@
 """Two configurations of a kernel side by side."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +9,6 @@ from cute_kernels.explore import plan_facts
 from cute_kernels.plan import Plan, predict
 
 if TYPE_CHECKING:
-    import torch
 
     from cute_kernels.emulator.checking.sameness import LaunchMemory
 
@@ -121,7 +118,7 @@ def _aligned(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def written_by_plans(first: Plan, second: Plan) -> tuple[list[LaunchMemory], list[LaunchMemory]]:
+def written_by_plans(first: Plan, second: Plan) -> "tuple[list[LaunchMemory], list[LaunchMemory]]":
     """Arrays that two plans write on random operands, which are the same for equal problems; no workspaces. Raises
     MissingExtra: the emulator is not installed."""
     extras.require("emulator", "the command same")

@@ -1,7 +1,5 @@
 """Parts of a page of a sweep besides its rows: measured times, data frames, timelines; docs/explore.md"""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Layouts of shared memory: from a coordinate to byte, bank and lane, and the wavefronts that an access costs."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

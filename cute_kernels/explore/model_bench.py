@@ -1,7 +1,5 @@
 """Models of transformers and timm, measured as their libraries have them and with this package's patch embedding."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """The page of a sweep as a file, and as a notebook that JupyterLab opens."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Numbers of a plan: its memory, what the assembler made of it, what the emulator counts."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math
@@ -109,7 +107,7 @@ def counted(plan: Plan) -> Facts:
     return counts_of([emulated.launch(part, operands.of(part), options) for part in plan.launches])
 
 
-def counts_of(reports: Iterable[Report]) -> Facts:
+def counts_of(reports: "Iterable[Report]") -> Facts:
     """Warp instructions by role, and the work of each unit, of launches that ran with counters, added up."""
     roles: dict[str, float] = collections.defaultdict(float)
     units: dict[str, float] = collections.defaultdict(float)

@@ -1,7 +1,5 @@
 """A launch with clock stamps, and the stamps of its warps."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 from dataclasses import dataclass

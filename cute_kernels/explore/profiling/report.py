@@ -1,7 +1,5 @@
 """Where the warps of a kernel spend their clocks: one launch with stamps, as lines for people and as data."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

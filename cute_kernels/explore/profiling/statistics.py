@@ -1,7 +1,5 @@
 """Statistics of phases: clocks of a tile, warp by warp, and which role has the least time to wait."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A timeline of a profile, in the same form as the emulator's: a process per CTA, a track per warp."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

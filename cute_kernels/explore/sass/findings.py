@@ -1,7 +1,5 @@
 """Costs in a kernel's machine code: barriers of memory, waits for loads, moves beside MMAs, spills."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Loops of a kernel's machine code, and the clocks that a warp needs to issue one pass of each."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Instructions of a kernel's machine code, with their control words, from the text that `compile.disassemble` gives."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

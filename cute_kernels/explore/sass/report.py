@@ -1,7 +1,5 @@
 """Costs of a kernel's machine code by source line and loop: as text beside the source, and as data."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
