@@ -9,7 +9,6 @@ from cute_kernels.explore import plan_facts
 from cute_kernels.plan import Plan, predict
 
 if TYPE_CHECKING:
-
     from cute_kernels.emulator.checking.sameness import LaunchMemory
 
 MOST_EMULATED = 64

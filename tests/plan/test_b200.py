@@ -19,7 +19,7 @@ from cute_kernels.plan import b200, candidate_plans, make_plan, predict
 
 
 def test_a_prediction_adds_up_and_has_its_floors():
-    work = b200.TileWork(10, 100.0, 1000.0, 100.0, 0.0, 2.0, 10.0, 0.0)
+    work = b200.TileWork(10, 100.0, 1000.0, 100.0, 2.0, 10.0, 0.0)
     costs = b200.UnitClocks(0.1, 1.0, 1.0, 10.0, 1.0)
     prediction = b200.predict(work, costs)
     clocks = 100 + 100 + 20 + 10

@@ -17,7 +17,7 @@ from cute_kernels.kernels import ptx, tma
 from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.host import RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
-from cute_kernels.kernels.pipes import NO_STAMPS, Stamps, make_stamps, stamp_waits, this_cluster
+from cute_kernels.kernels.pipes import Stamps, make_stamps, stamp_waits, this_cluster
 from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
@@ -211,25 +211,6 @@ class ScaleReader:
 # --- how a warp's rows of the output leave: registers -> swizzled staging -> TMA, nothing shared between warps -------
 
 @dataclass(frozen=True)
-class Output:
-    """Where all warps of a CTA store, by TMA."""
-
-    plan: Sm100PatchEmbedPlan
-    staging: cute.Pointer
-    out: tma.Tma
-    stamps: Stamps = NO_STAMPS
-
-    def of_warp(self, columns: int, offset: Int32, lane: Int32) -> "TmaStores":
-        """The stores of a warp with so many columns, whose staging begins at byte ``offset``."""
-        plan = self.plan
-        ring = tma.warp_staging(
-            self.staging, first=offset // plan.store_region_bytes, rows=LANES, buffers=plan.store_buffers(columns),
-            out=self.out, dtype=BFloat16
-        )
-        return TmaStores(plan, ring, ring.row_chunks(lane), self.stamps)
-
-
-@dataclass(frozen=True)
 class TmaStores:
     """Swizzled regions of 64 columns, each stored when it is full; a thread has a row of the first buffer."""
 
@@ -263,7 +244,8 @@ class Sm100PatchEmbedEpilogue:
 
     plan: Sm100PatchEmbedPlan
     accumulators: cute.Tensor
-    output: Output
+    staging: cute.Pointer
+    out: tma.Tma
     table: TableReader
     scales: ScaleReader
     accumulator: cta_pair.Sm100Pipe
@@ -293,7 +275,11 @@ class Sm100PatchEmbedEpilogue:
 
         thread = quarter * LANES + lane
         tmem_load, source, fragment_shape = cta_pair.tmem_loads(self.accumulators, plan.cta_m, width, thread)
-        stores = self.output.of_warp(columns, offset, lane)
+        ring = tma.warp_staging(
+            self.staging, first=offset // plan.store_region_bytes, rows=LANES, buffers=plan.store_buffers(columns),
+            out=self.out, dtype=BFloat16
+        )
+        stores = TmaStores(plan, ring, ring.row_chunks(lane), self.accumulator.stamps)
 
         state = self.accumulator.consumer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
@@ -325,7 +311,7 @@ class Sm100PatchEmbedEpilogue:
                 values = scale_add_round(registers, addends, scale, config.epilogue, packed_f32=True)
                 stores.write(values, column, rows, first)
             state.advance()
-        stores.ring.finish()
+        ring.finish()
 
     @staticmethod
     def lane_quarter(warp: Int32) -> Int32:
@@ -460,7 +446,7 @@ class Sm100PatchEmbedKernel(RowsHost):
         plan = self.plan
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
         return Sm100PatchEmbedEpilogue(
-            plan=plan, accumulators=accumulators, output=Output(plan, staging, args.out, pipe.stamps),
+            plan=plan, accumulators=accumulators, staging=staging, out=args.out,
             table=TableReader(plan, args.table, rows, table_rows), scales=ScaleReader(args.scales.loaded()),
             accumulator=pipe, order=order, rows=rows
         )
