@@ -307,21 +307,21 @@ def test_a_table_without_compilation(
 ) -> None:
     """The question that the explorer was asked first; its records, and the status where nothing is legal."""
     monkeypatch.setattr(compile, "compile_plan", lambda *_, **__: pytest.fail("compiled"))
-    varied = ["--vary", "stages=3-6", "--vary", "epilogue_warps=4,5", "--vary", "store_buffers=2,4"]
+    varied = ["--vary", "stages=4-7", "--vary", "epilogue_warps=4,5", "--vary", "stagger_clocks=80,40"]
     command = ["sweep", "--batch", "4736", *varied, "--vary", "tmem-load-width=16,32,64", "--no-compile"]
     assert main([*command, "--json", str(tmp_path / "rows.json"), "--csv", str(tmp_path / "rows.csv")]) == 0
     text = capsys.readouterr().out
     assert "of which the model does not say which is quickest: 0, 2-3, 5-6, 8-9" in text
-    assert "stages=6, epilogue_warps=5, store_group=1, tmem_load_width=32 (with store_buffers=1)" in text
-    assert "46-48  stages=6, epilogue_warps=5, store_group=2, tmem_load_width=16|32|64: stages = 6: must be" in text
-    assert "varying tmem_load_width 16 to 64 (15 pairs): modelled us within its range" in text
-    assert "value (12 pairs, in 9 of which other fields follow): " in text
+    assert "stages=6, epilogue_warps=5, stagger_clocks=80|40, tmem_load_width=32 (with store_buffers=1)" in text
+    assert "37-48  stages=7, epilogue_warps=4|5, stagger_clocks=80|40, tmem_load_width=16|32|64: stages = 7:" in text
+    assert "varying tmem_load_width 16 to 64 (12 pairs): modelled us within its range" in text
+    assert "varying stages 4 to 6 (12 pairs, in 12 of which other fields follow): " in text
     found = json.loads((tmp_path / "rows.json").read_text())
     assert len(found) == 49 and found[0]["row"] == 0 and "registers" not in found[0]
     times = {row["modelled us"] for row in found if row["tmem_load_width"] == 64 and row["refused"] is None}
     assert len(times) == 1
     with open(tmp_path / "rows.csv", newline="") as file:
-        assert [row["stages"] for row in csv.DictReader(file)] == ["", *(str(3 + n // 12) for n in range(48))]
+        assert [row["stages"] for row in csv.DictReader(file)] == ["", *(str(4 + n // 12) for n in range(48))]
     assert main(["sweep", "--vary", "stages=99", "--no-compile", "--json", "-"]) == 1
     assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [0, 1]
     for wrong, message in (
