@@ -36,15 +36,15 @@ class Orders:
         everything = [list(each) for each in meetings]
         for each in everything:
             for meeting in each[:_MOST_TRIED]:
-                if (one := frozenset([meeting.step])) not in self._planned:
+                if (one := frozenset(meeting.steps)) not in self._planned:
                     self._planned.add(one)
-                    self.words[meeting.step] = meeting.words
+                    self.words |= dict.fromkeys(meeting.steps, meeting.words)
                     yield meeting
         self.learn((), [meeting for each in everything for meeting in each])
 
     def learn(self, steps: tuple[Step, ...], meetings: Iterable[Meeting]) -> None:
         """A run under steps has had these meetings: other orders follow, unless it was as one before."""
-        met = list(meetings)
+        met = [each for each in meetings if each.first]
         order = frozenset((each.first, each.second) for each in met)
         if order in self._seen:
             return
@@ -52,11 +52,11 @@ class Orders:
         held = {(step.cluster, step.who, step.count, step.until) for step in steps}
         for each in met:
             other = (*each.second, each.first)
-            added = frozenset((*steps, each.step))
+            added = frozenset((*steps, *each.steps))
             if other not in held and added not in self._planned:
                 self._planned.add(added)
-                self.words[each.step] = each.words
-                self.left.append((*steps, each.step))
+                self.words |= dict.fromkeys(each.steps, each.words)
+                self.left.append((*steps, *each.steps))
                 self.known += 1
 
     def take(self) -> list[tuple[Step, ...]]:

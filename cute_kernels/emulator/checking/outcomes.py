@@ -45,7 +45,10 @@ def certificate_of(recorded: RecordedLaunch) -> str:
 def trials_of(error: EmulatorError, launches: Iterable[RecordedLaunch]) -> list[str]:
     """Outcomes of trials of the places that an error is about, in lines."""
     certificate = next(each.certificate for each in launches if each.number == error.launch_number)
-    return [f"tried: {each}" for place in certificate.places if place.kind == error.kind for each in place.tried]
+    tried = [f"tried: {each}" for place in certificate.places if place.kind == error.kind for each in place.tried]
+    if error.kind == "lanes-overtaken":
+        tried.append("not tried: lanes of a warp step together in the emulator")
+    return list(dict.fromkeys(tried))
 
 
 def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:

@@ -292,10 +292,11 @@ class Search:
                 self._note(number, meeting, trial)
             if phase:
                 setattr(self.tally, _TALLIED[phase], getattr(self.tally, _TALLIED[phase]) + 1)
-            if phase in ("place", "order"):
+            if phase in ("place", "order") and schedule.steps:
                 self._orders[number].learn(schedule.steps, trial.meetings)
             if trial.kind and found is None:
-                order = self._orders[number].text(schedule.steps) if phase in ("place", "order") else ""
+                order = self._orders[number].text(schedule.steps) if phase == "order" else ""
+                order = meeting.words if meeting is not None else order
                 found = Finding(self.launches[number], schedule, trial.kind, trial.text, trial.error, order=order)
                 if meeting is None:
                     return found
@@ -316,7 +317,8 @@ class Search:
             certificate, orders = self.launches[number].certificate, self._orders[number]
             places = certificate.places if certificate is not None else ()
             for meeting in orders.places(place.meetings for place in places):
-                yield "place", number, Schedule(steps=(meeting.step,)), meeting
+                late = "eager" if meeting.steps else "lazy"
+                yield "place", number, Schedule(completion=late, steps=meeting.steps), meeting
 
     def _others(self) -> Iterator[_Planned]:
         plans = [self._systematic(number, each) for number, each in enumerate(self.launches)]
@@ -332,11 +334,15 @@ class Search:
                 yield "random", number, schedule, None
 
     def _systematic(self, number: int, recorded: RecordedLaunch) -> list[Schedule]:
-        """Systematic schedules of a launch: with a certificate, which is of the launch alone, that of the overlap."""
-        overlaps = recorded.previous is not None
+        """Systematic schedules of a launch: with a certificate, which is of the launch alone, that of the overlap.
+
+        Starving a warp brings about nothing that trials of places do not: where these are known, it is left to chance.
+        """
+        overlaps, certificate = recorded.previous is not None, recorded.certificate
         if number not in self._searched:
             return [Schedule(overlap=True)] if overlaps else []
-        return schedules.systematic(recorded.ctas, recorded.warps, overlaps=overlaps, meets=recorded.meets)
+        warps = recorded.warps if certificate is None or certificate.given else 0
+        return schedules.systematic(recorded.ctas, warps, overlaps=overlaps, meets=recorded.meets)
 
     def _reduced(self, finding: Finding, workers: Workers) -> Finding:
         """Finds the simplest schedule that shows the same failure, whatever time that takes."""

@@ -101,7 +101,7 @@ class Certificate:
         """A copy with the outcome of a trial."""
 
         def tried(one: Meeting) -> Meeting:
-            return dataclasses.replace(one, shown=shown) if one.step == meeting.step else one
+            return dataclasses.replace(one, shown=shown) if one.schedule == meeting.schedule else one
 
         places = (dataclasses.replace(each, meetings=tuple(map(tried, each.meetings))) for each in self.places)
         return Certificate(tuple(places))

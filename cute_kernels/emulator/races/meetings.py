@@ -21,28 +21,35 @@ class Meeting:
     """Two events in the order of the run.
 
     Attributes:
-        first, second: what came first, and what might have.
+        first, second: what came first, and what might have. First (): asynchronous work.
         words: who meets, and where.
         shown: how the launch fails where the first waits for the second; "": it does not; None: that was not tried.
     """
 
-    first: Event
+    first: Event | tuple[()]
     second: Event
     words: str
     shown: str | None = None
 
     @property
-    def step(self) -> Step:
-        """Holds the first until the second has happened."""
+    def steps(self) -> tuple[Step, ...]:
+        """Hold the first until the second has happened; (): asynchronous work has to come late."""
+        if not self.first:
+            return ()
         cluster, warp, count = self.first
-        return Step(cluster, "h", warp, count, self.second)
+        return (Step(cluster, "h", warp, count, self.second),)
+
+    @property
+    def schedule(self) -> str:
+        """Options of the command line for the other order."""
+        return "--completion lazy" if not self.first else f"--steps {self.steps[0]}"
 
     def facts(self) -> dict[str, object]:
         """For a report in JSON, of one that was tried."""
-        return {"events": self.words, "steps": str(self.step), "shown": bool(self.shown), "found": self.shown}
+        return {"events": self.words, "schedule": self.schedule, "shown": bool(self.shown), "found": self.shown}
 
     def __str__(self) -> str:
-        return f"{self.words}: " + (f"shown by --steps {self.step}: {self.shown}" if self.shown else "not shown")
+        return f"{self.words}: " + (f"shown by {self.schedule}: {self.shown}" if self.shown else "not shown")
 
 
 @dataclass(frozen=True)

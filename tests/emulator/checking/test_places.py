@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,17 @@ import pytest
 from cute_kernels.commands import cli
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.checking.search import Budget, Finding, Search
+from cute_kernels.emulator.checking.search import Budget, Finding, PastPhases, Search
+from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.programs.recorded import Recorder, Replay
 from cute_kernels.emulator.steps import Step
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.ptx_launch import launch
+from tests.emulator.races.interleavings import BYTES, Machine, drawn, ptx_of
 from tests.emulator.races.test_phases import FAULTS, LATER, MARK
 from tests.emulator.reports import report_files
+from tests.nightly import daily_or_all
 
 #: One lane of each warp; %r4: which CTA.
 ONE_LANE = "and.b32 %r3, %r1, 31; setp.ne.u32 %p8, %r3, 0; @%p8 bra END; mov.u32 %r4, %ctaid.x;"
@@ -50,16 +54,18 @@ SOUND = {
 }  # fmt: skip
 
 
-def recorded(body: str, grid: int, threads: int, options: Options | None = None) -> tuple[Recorder, np.ndarray]:
+def recorded(
+    body: str, grid: int, threads: int, options: Options | None = None, words: np.ndarray | None = None
+) -> tuple[Recorder, np.ndarray]:
     """The launch with its certificate, and the memory that it refers to."""
-    words, recorder = aligned(np.zeros(512, np.uint32)), Recorder()
+    words, recorder = aligned(np.zeros(512, np.uint32)) if words is None else words, Recorder()
     text = module(body, parameters=1)
-    shape = (grid, 1, 1), (threads, 1, 1), (1, 1, 1), 64
+    shape = (grid, 1, 1), (threads, 1, 1), (1, 1, 1), 4096
     parameters = (words.ctypes.data.to_bytes(8, "little"),)
     recorder.take(
         CapturedLaunch("k", *shape, parameters, text, False), [(words.ctypes.data, words.nbytes)], overlaps=False
     )
-    recorder.ended(launch(text, words, grid=shape[0], block=shape[1], dynamic_smem=64, options=options or Options()))
+    recorder.ended(launch(text, words, grid=shape[0], block=shape[1], dynamic_smem=4096, options=options or Options()))
     return recorder, words
 
 
@@ -93,6 +99,7 @@ def test_a_place_that_does_not_matter_is_not_shown(name: str) -> None:
     assert finding is None and search.tally.places > 1
     shown = [each.shown for place in search.launches[0].certificate.places for each in place.meetings]
     assert len(shown) == search.tally.places and set(shown) == {""}
+    assert search.tally.systematic == (9 if SOUND[name][1] > 1 else 3), "no warp is starved"
     lines = search.launches[0].certificate.lines()
     assert sum(line.startswith("  tried: ") and line.endswith(": not shown") for line in lines) == len(shown)
 
@@ -155,9 +162,10 @@ def test_what_a_phase_that_order_does_not_keep_apart_leads_to(
     assert {(each["shown"], each["found"]) for each in tried} == ({(bool(kind), kind)} if kind is not None else set())
     (run,) = json.loads(Path("r.sarif").read_text())["runs"]
     assert run["properties"]["certificates"] == {"1": facts["certificate"]}
-    assert ("tried: " in printed) == bool(tried)
+    assert ("  note: tried: " in printed) == bool(tried)
+    assert ("  note: not tried: lanes" in printed) == (name == "cutlass#3654")
     if kind:
-        assert f"shown by --steps {tried[0]['steps']}: {kind}\n" in printed
+        assert f"shown by {tried[0]['schedule']}: {kind}\n" in printed
         assert f"  note: in this order: {tried[0]['events']}\n" in printed
         (replay,) = re.findall(r"^  replay: cute-kernels (.* --steps .*)$", printed, re.MULTILINE)
         arguments = shlex.split(replay)
@@ -191,7 +199,7 @@ def test_a_place_without_another_result_is_no_finding() -> None:
     assert search.run() is None
     (place,) = search.launches[0].certificate.places
     assert place.tried[0].shown.startswith("the result depends on the schedule")
-    assert Schedule(steps=(place.tried[0].step,)).arguments() == ["--steps", str(place.tried[0].step)]
+    assert " ".join(Schedule(steps=place.tried[0].steps).arguments()) == place.tried[0].schedule
 
 
 TWICE = f"""{ONE} setp.gt.u32 %p5, %r1, 63; @%p5 bra LAST; {SPLIT} {SHORT}
@@ -236,3 +244,32 @@ def test_all_orders_of_tickets_are_tried(grid: int, threads: int, monkeypatch: p
     assert search.tally.orders <= 8 * len(orders), "the same orders again and again"
     few = Search(recorder.launches, Budget(None, 0, orders=2), results_may_differ=True)
     assert few.run() is None and few.tally.orders == 2 < few.tally.known
+
+
+def searched(seed: int) -> tuple[str, Search] | None:
+    """What brute force says of a drawn program, and its places, tried; None: its run is certified, or at fault."""
+    program = drawn(seed)
+    machine = Machine(program)
+    truth = machine.explore(20_000)
+    words = aligned(np.zeros(1024 // 4 + BYTES // 4 * len(machine.codes), np.uint32))
+    for number in range(len(machine.codes)):
+        words[(1024 + BYTES * number) // 4] = number
+    try:
+        recorder, _ = recorded(ptx_of(program, machine), 1, 32 * machine.warps, Options(going_on=PastPhases()), words)
+    except EmulatorError:
+        return None
+    if truth is None or recorder.launches[0].certificate.given:
+        return None
+    search = Search(recorder.launches, Budget(None, 0, orders=20), places_alone=True, reduction=0)
+    shown = search.run() is not None
+    return ("sound" if truth.sound else "faulty") + (", shown" if shown else ""), search
+
+
+def test_what_is_shown_is_so_by_brute_force() -> None:
+    """No place of a sound program is shown, and of most others one is."""
+    found = [each for each in map(searched, daily_or_all([*range(100), 213, 377], range(4000))) if each is not None]
+    counts = Counter(verdict for verdict, _ in found)
+    assert not counts["sound, shown"] and counts["sound"] > 1, counts
+    assert counts["faulty, shown"] >= 2 * max(1, counts["faulty"]), counts
+    late = [search for verdict, search in found if search.launches[0].certificate.lines()[2].endswith("lazy: hang")]
+    assert late, "asynchronous work came late"

@@ -53,7 +53,7 @@ def judged(seed: int) -> str:
     return "certified" if given else "sound, refused" if truth.sound else "hidden fault" if hidden else "fault"
 
 
-@settings(max_examples=examples(30, 10_000), deadline=None)
+@settings(max_examples=examples(140, 10_000), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_certificate_is_wrong(seed: int):
     judged(seed)

@@ -400,8 +400,13 @@ class Cluster:
         """An event that happens now may also come before the latest one of another warp."""
         warp, warps = self.executing, (each for cta in self.ctas for each in cta.warps)
         them = next((each for each in warps if other is not None and each.label == other.warp), None)
-        if warp is not None and them not in (None, warp) and other.steps:
-            first, second = (self.index, them.number, other.steps), (self.index, warp.number, warp.code.steps)
+        if warp is None:
+            return
+        second = self.index, warp.number, warp.code.steps
+        if other is None and kind in ("arrival-early", "bytes-early"):
+            self.meets(kind, place, Meeting((), second, f"{warp.label} before asynchronous work"))
+        elif them not in (None, warp) and other.steps:
+            first = self.index, them.number, other.steps
             self.meets(kind, place, Meeting(first, second, f"{warp.label} before {other.warp} {other.verb}"))
 
     def tell_past(self, error: EmulatorError) -> None:
