@@ -3,7 +3,8 @@
 Per multiprocessor, CTA and thread: CUDA programming guide, "Technical Specifications per Compute Capability". Of the
 product that stands for a compute capability: number of multiprocessors and L2 cache, as its driver reports them; rates
 by NVIDIA's data sheets of A100 SXM 80 GB, H200 SXM and HGX B200, whose driver says the same of its memory
-(https://github.com/pytorch/ao/pull/4002).
+(https://github.com/pytorch/ao/pull/4002). Device memory: GB of the product's data sheet, the larger where it comes with
+two, for B200 and B300 a part of HGX's 1.4 and 2.3 TB. They are counted in GiB, as drivers do, who report 1% less of it.
 """
 
 import re
@@ -16,9 +17,6 @@ CTA_SMEM_BYTES = 1 * _KIB
 
 DEFAULT_SMEM_BYTES = 48 * _KIB
 """Shared memory that every CTA may have without asking for more (cudaDevAttrMaxSharedMemoryPerBlock)."""
-
-MEMORY_BYTES = 80 << 30
-"""Device memory of every emulated chip."""
 
 PORTABLE_CLUSTER = 8
 """CTAs of a cluster that every chip with clusters runs."""
@@ -44,6 +42,7 @@ class Chip:
         tensor_rate: dense operations of tensor cores on 16 bits in a second, two for each product that is added; 8 bits
             have twice as many, TF32 half. 0 where it is not known here.
         memory_rate: bytes of device memory in a second; 0 where it is not known here.
+        memory_gib: device memory.
     """
 
     name: str
@@ -60,11 +59,17 @@ class Chip:
     register_file: int = 65536
     tensor_rate: float = 0.0
     memory_rate: float = 0.0
+    memory_gib: int = 80
 
     @property
     def device(self) -> str:
         """The name that an emulated device answers with."""
         return f"{self.product} (emulated)"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory."""
+        return self.memory_gib << 30
 
     @property
     def sm_count(self) -> int:
@@ -86,23 +91,27 @@ class Chip:
 #: with one and two on a multiprocessor. Suffixes of a target: PTX ISA, ".target".
 _HOPPER_GPCS = (18,) * 2 + (16,) * 5 + (8,) + (2,) * 4
 _H200 = Chip(
-    "sm_90", (9, 0), "H200", _HOPPER_GPCS, 228 * _KIB, 50 * _MIB, cluster=16, tensor_rate=989e12, memory_rate=4.8e12
-)
+    "sm_90", (9, 0), "H200", _HOPPER_GPCS, 228 * _KIB, 50 * _MIB, cluster=16, tensor_rate=989e12, memory_rate=4.8e12,
+    memory_gib=141,
+)  # fmt: skip
 _B200 = Chip(
     "sm_100", (10, 0), "B200", (148,), 228 * _KIB, 126 * _MIB, cluster=16, tmem_columns=512, tensor_rate=2250e12,
-    memory_rate=7.7e12,
+    memory_rate=7.7e12, memory_gib=180,
 )  # fmt: skip
+_B300 = Chip(
+    "sm_103", (10, 3), "B300", (148,), 228 * _KIB, 126 * _MIB, cluster=16, tmem_columns=512, memory_gib=288
+)
 _KNOWN = (
     (Chip("sm_80", (8, 0), "A100", (108,), 164 * _KIB, 40 * _MIB, tensor_rate=312e12, memory_rate=2.04e12), ""),
-    (Chip("sm_86", (8, 6), "RTX 3090", (82,), 100 * _KIB, 6 * _MIB, 1536, 16), ""),
-    (Chip("sm_87", (8, 7), "Jetson AGX Orin", (16,), 164 * _KIB, 4 * _MIB, 1536, 16), ""),
-    (Chip("sm_89", (8, 9), "L40S", (142,), 100 * _KIB, 96 * _MIB, 1536, 24), ""),
+    (Chip("sm_86", (8, 6), "RTX 3090", (82,), 100 * _KIB, 6 * _MIB, 1536, 16, memory_gib=24), ""),
+    (Chip("sm_87", (8, 7), "Jetson AGX Orin", (16,), 164 * _KIB, 4 * _MIB, 1536, 16, memory_gib=64), ""),
+    (Chip("sm_89", (8, 9), "L40S", (142,), 100 * _KIB, 96 * _MIB, 1536, 24, memory_gib=48), ""),
     (_H200, "a"),
     (_B200, "af"),
-    (Chip("sm_103", (10, 3), "B300", (148,), 228 * _KIB, 126 * _MIB, cluster=16, tmem_columns=512), "af"),
-    (Chip("sm_110", (11, 0), "Jetson AGX Thor", (20,), 228 * _KIB, 32 * _MIB, 1536, 24, 16, 512), "af"),
-    (Chip("sm_120", (12, 0), "RTX 5090", (170,), 100 * _KIB, 96 * _MIB, 1536, 24, 16), "af"),
-    (Chip("sm_121", (12, 1), "GB10", (48,), 100 * _KIB, 24 * _MIB, 1536, 24, 16), "af"),
+    (_B300, "af"),
+    (Chip("sm_110", (11, 0), "Jetson AGX Thor", (20,), 228 * _KIB, 32 * _MIB, 1536, 24, 16, 512, memory_gib=128), "af"),
+    (Chip("sm_120", (12, 0), "RTX 5090", (170,), 100 * _KIB, 96 * _MIB, 1536, 24, 16, memory_gib=32), "af"),
+    (Chip("sm_121", (12, 1), "GB10", (48,), 100 * _KIB, 24 * _MIB, 1536, 24, 16, memory_gib=128), "af"),
 )
 
 CHIPS: dict[str, Chip] = {

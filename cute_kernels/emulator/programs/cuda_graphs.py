@@ -36,15 +36,20 @@ class Graph:
 
     session: Session
     _launches: list[tuple[int, CapturedLaunch]]  # with the number of operators before each
+    _generators: list[object]  # that were registered
     _operators: int | None  # number of those that the device has noted
     _capture: Capture | None  # while it goes on
 
     def __new__(cls, *_: object, **__: object) -> Graph:
         made = super().__new__(cls)
-        made._launches, made._operators, made._capture = [], None, None
+        made._launches, made._generators, made._operators, made._capture = [], [], None, None
         return made
 
     def __init__(self, *_: object, **__: object) -> None: ...
+
+    def register_generator_state(self, generator: object) -> None:
+        """Replays may draw from a generator of the program, too."""
+        self._generators.append(generator)
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global", **_: object) -> None:
         """From here on launches in the current stream are remembered instead of executed.
@@ -63,6 +68,8 @@ class Graph:
                 "on the default stream.)"
             )
         self._operators = self.session.device.call("begin_graph")
+        for generator in self._generators:
+            self.session.device.call("add_generator", self._operators, generator)
         self._capture = Capture(streams.current, capture_error_mode, self)
         streams.captures.begin(self._capture)
 
@@ -106,7 +113,10 @@ class Graph:
         """Nothing: a graph can be replayed at any time."""
 
     def enable_debug_mode(self) -> None:
-        """Nothing: there is no file to dump."""
+        """Nothing: `debug_dump` writes no file."""
+
+    def debug_dump(self, path: str) -> None:
+        """Nothing."""
 
     def pool(self) -> tuple[int, int]:
         """Handle of its memory."""

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
-from cute_kernels.common.chips import CTA_SMEM_BYTES, DEFAULT_SMEM_BYTES, MEMORY_BYTES, Chip
+from cute_kernels.common.chips import CTA_SMEM_BYTES, DEFAULT_SMEM_BYTES, Chip
 from cute_kernels.emulator.errors import UnsupportedPTX
 
 _PROPERTIES = {
@@ -75,7 +75,7 @@ def _properties(runtime: ModuleType, chip: Chip, known: dict[int, int]) -> objec
     """cudaDeviceProp of the emulated device: what programs size their launches by; what is not known stays 0."""
     found = runtime.cudaDeviceProp()
     found.name = chip.device.encode()[:255].ljust(256, b"\0")
-    found.totalGlobalMem = MEMORY_BYTES
+    found.totalGlobalMem = chip.memory_bytes
     found.maxThreadsDim, found.maxGridSize = [known[n] for n in (2, 3, 4)], [known[n] for n in (5, 6, 7)]
     for name, number in _PROPERTIES.items():
         setattr(found, name, known[number])

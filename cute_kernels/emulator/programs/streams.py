@@ -97,7 +97,7 @@ class Streams:
         self._ticks: Clock = {}
         self._clocks: dict[int, Clock] = {}
         self._launches: dict[int, deque[Done]] = {}
-        self._events: list[Point] = []  # of torch's C++, by number from 1 on
+        self._events: list[tuple[int, Point]] = []  # of torch's C++, by number from 1 on; when they were recorded
         self.captures = Captures()
 
     def create(self, alone: bool) -> int:
@@ -173,13 +173,17 @@ class Streams:
                     launches.popleft()
 
     def order(self, what: str, stream: int, event: int) -> int:
-        """Does what torch's C++ asks of streams, by handles, and events, by numbers; the new stream or event, or 0."""
+        """Does what torch's C++ asks of streams, by handles, and events, by numbers; the answer, or 0."""
         if what == "create":
             return self.create(alone=True)
         if what == "record":
-            self._events.append(self.reached(stream))
+            self._events.append((time.perf_counter_ns(), self.reached(stream)))
             return len(self._events)
-        point = self._events[event - 1] if event else None
+        at, point = self._events[event - 1] if event else (0, None)
+        if what == "elapsed":  # since another event
+            return at - self._events[stream - 1][0]
+        if what == "is capturing":
+            return int(self.capture_of(stream) is not None)
         if what == "block":
             self.wait(stream, point)
         elif what == "synchronize":
@@ -271,6 +275,11 @@ class Stream:
         """The handle."""
         return self.stream_id
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Lowest and highest priority."""
+        return 0, -5
+
     def synchronize(self) -> None:
         """The host waits for what was launched in it."""
         self.streams.host_waits("Stream.synchronize", stream=self.cuda_stream)
@@ -318,8 +327,8 @@ class Event:
 
     streams: Streams
 
-    def __init__(self, *_: object, **__: object) -> None:
-        self.seconds = time.perf_counter()
+    def __init__(self, enable_timing: bool = False, *_: object, **__: object) -> None:
+        self._takes_time, self.seconds = enable_timing, 0.0
         self._clock: Point | None = None
         self._by_launch = False  # a launch has its handle, and may record it
 
@@ -352,7 +361,11 @@ class Event:
         return id(self)
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds."""
+        """Milliseconds. Raises ValueError: of events that were made without a time, or were not recorded."""
+        if not (self._takes_time and end._takes_time):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.seconds and end.seconds):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
         return 1000 * (end.seconds - self.seconds)
 
 

@@ -5,6 +5,7 @@ Reference: CUDA Programming Guide, "Creating a Graph Using Stream Capture"; erro
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -201,6 +202,42 @@ def test_pinned_memory_is_written_by_replays_alone(session: Session) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert host.tolist() == back.tolist() == [6.0] * 4 and made.tolist() == lists[0].tolist() == [2.0] * 4
+
+
+def test_an_optimiser_learns_that_it_is_captured(session: Session) -> None:
+    layer = torch.nn.Linear(2, 2, device="cuda")
+    layer(torch.ones(1, 2, device="cuda")).sum().backward()
+    optimiser = torch.optim.Adam(layer.parameters())
+    with pytest.raises(RuntimeError, match="capturable is False"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optimiser.step()
+
+
+def test_generators_of_a_graph_are_registered(session: Session) -> None:
+    generator, graph = torch.Generator("cuda").manual_seed(4), torch.cuda.CUDAGraph()
+    expected = [torch.rand(3, device="cuda", generator=torch.Generator("cuda").manual_seed(4)).tolist()]
+    with pytest.raises(RuntimeError, match="generator not in capture mode"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.rand(3, device="cuda", generator=generator)
+    torch.cuda.set_stream(torch.cuda.default_stream())  # an error in a capture leaves its stream the current one
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        x = torch.rand(3, device="cuda", generator=generator)
+    found = []
+    for _ in range(2):
+        graph.replay()
+        found.append(x.tolist())
+    assert found[:1] == expected != found[1:]
+
+
+def test_a_loss_in_a_graph_does_not_warn(session: Session, capfd: pytest.CaptureFixture[str]) -> None:
+    x, graph = torch.ones(8, 2, device="cuda"), torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.nn.functional.mse_loss(x, 2 * x).item() == 1
+        with torch.cuda.graph(graph):
+            loss = torch.nn.functional.mse_loss(x, 3 * x)
+        for _ in range(2):
+            graph.replay()
+    assert loss.item() == 4 and "resized" not in capfd.readouterr().err
 
 
 def test_a_capture_ends_with_its_program() -> None:

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from cute_kernels.common.chips import MEMORY_BYTES, Chip
+from cute_kernels.common.chips import Chip
 from cute_kernels.emulator.errors import EmulatorError, raising
 from cute_kernels.emulator.programs.device import building, operators, torch_names
 from cute_kernels.emulator.reports.text import short_path
@@ -45,6 +45,7 @@ class CudaDevice:
         report: called with a race of what the host reads; raises or returns.
         new_byte: what each byte of a tensor of ``torch.empty`` and its like is, 0 to 255.
         synchronising: what torch is asked to do where the host waits: 0 nothing, 1 to warn, 2 to raise.
+        most_bytes: of memory, that it gives.
         in_bad_fork: whether this process was forked after the program had begun to use the device.
     """
 
@@ -57,7 +58,7 @@ class CudaDevice:
         self.chip, self.streams, self.worked = chip, streams, worked
         self.report: Callable[[EmulatorError], None] = raising
         self.new_byte = self.synchronising = self._before = 0
-        self.in_bad_fork = False
+        self.most_bytes, self.in_bad_fork = chip.memory_bytes, False
 
     @staticmethod
     def call(name: str, *arguments: object) -> object:
@@ -83,6 +84,11 @@ class CudaDevice:
         if not kind:
             return ""
         return f"{kind} {tuple(shape)}" + (f", made at {short_path(file)}:{line}," if file else "")
+
+    def limit(self, fraction: float) -> None:
+        """Gives no more than a part of its memory from here on."""
+        self.most_bytes = int(fraction * self.chip.memory_bytes)
+        self.call("limit", self.most_bytes)
 
     def lifetimes(self) -> Callable[[int], bool]:
         """Tells later whether memory that is on the device now, by its address, is still the one there."""
@@ -181,7 +187,7 @@ class _StreamOfThread:
 
 
 def _enter(device: CudaDevice) -> None:
-    device.call("activate", device.new_byte, MEMORY_BYTES, _LIBRARIES)
+    device.call("activate", device.new_byte, device.most_bytes, _LIBRARIES)
     device.call("watch", device.worked is not None)
 
 

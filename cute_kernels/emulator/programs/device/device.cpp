@@ -35,7 +35,7 @@ TORCH_LIBRARY(cute_device, m) {
     // Whether this thread is one of the program; returns whether it was.
     m.def("enter(bool is_inside) -> bool", [](bool is_inside) { return std::exchange(inside, is_inside); });
     m.def("watch(bool watches) -> ()", [](bool watches) { watched = watches; });
-    m.def("take_over() -> ()", &take_over);
+    m.def("take_over() -> ()", [] { take_over("aten::"); });
     m.def("default_generator() -> Generator?", [] { return default_generator(); });
     m.def("stream() -> int", [] { return stream_of_thread; });
     m.def("exchange_stream(int stream) -> int", [](int64_t stream) { return exchange_stream(stream); });
@@ -69,6 +69,7 @@ TORCH_LIBRARY(cute_device, m) {
         return std::make_tuple(static_cast<int64_t>(used), static_cast<int64_t>(peak));
     });
     m.def("reset_peak() -> ()", [] { reset_peak(); });
+    m.def("limit(int most_bytes) -> ()", [](int64_t most_bytes) { memory().most = most_bytes; });
 
     m.def("resize_storage(Storage storage, int nbytes) -> ()", &resize_storage);
     m.def("set_of_one_device(str[] names) -> ()", [](const std::vector<std::string>& names) {
@@ -76,6 +77,8 @@ TORCH_LIBRARY(cute_device, m) {
     });
 
     m.def("begin_graph() -> int", [] { return begin_graph(); });
+    m.def("add_generator(int graph, Generator? generator) -> ()",
+        [](int64_t graph, std::optional<at::Generator> generator) { graph_of(graph)->add_generator(*generator); });
     m.def("capture_stream(int graph, int stream) -> ()", &capture_stream);
     m.def("end_graph(int graph) -> ()", [](int64_t graph) { end_graph(graph); });
     // Changes contents of before all captures and those that they have left, until it is called again.
@@ -112,6 +115,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 namespace {
 const bool installed = [] {
     install_device();
+    take_over("c10d::");  // collectives of a build without CUDA have no back end for its tensors, and do not look
     at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdp_choice);
     return true;
 }();

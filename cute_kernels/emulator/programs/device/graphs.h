@@ -42,6 +42,11 @@ c10::IValue mapped_tensors(const c10::IValue& value, const Function& function) {
         for (auto& each : list) each = function(each);
         return c10::List<at::Tensor>(list);
     }
+    if (value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensorList()) {
+        c10::impl::GenericList list(value.toList().elementType());
+        for (const auto& each : value.toListRef()) list.push_back(mapped_tensors(each, function));
+        return list;
+    }
     if (value.isOptionalTensorList()) {
         c10::List<std::optional<at::Tensor>> list;
         for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector())
@@ -73,8 +78,17 @@ struct Graph {
     std::vector<std::pair<c10::Storage, std::string>> before{};  // contents of memory that the operators have written
     std::vector<c10::Storage> kept{};  // memory that was made meanwhile, and is the graph's
     std::unordered_set<uint64_t> own{};  // serial numbers of all such memory
-    at::Tensor generator{};              // state of the default one
+    std::vector<std::pair<at::Generator, at::Tensor>> generators{};  // and their states
 
+    void add_generator(const at::Generator& generator) {  // of which replays draw
+        generators.emplace_back(generator, at::Tensor(generator.unsafeGetGeneratorImpl()->get_state()));
+    }
+    void check_generator(const at::Generator& generator) const {
+        const auto is_known = std::any_of(
+            generators.begin(), generators.end(), [&](const auto& each) { return each.first == generator; });
+        TORCH_CHECK(is_known, "Attempt to increase offset for a CUDA generator not in capture mode: "
+            "CUDAGraph.register_generator_state() of this one must come before the capture");
+    }
     void add(Captured captured) {
         operators.push_back(std::move(captured));
         ++work[stream_of_thread];
@@ -112,7 +126,7 @@ void memory_was_made(uint64_t serial) {
 int64_t begin_graph() {
     static int64_t latest = 0;
     auto made = std::make_shared<Graph>();
-    made->generator = at::Tensor(default_generator().unsafeGetGeneratorImpl()->get_state());
+    made->add_generator(default_generator());
     std::lock_guard<std::mutex> lock(graphs_mutex);
     graphs()[++latest] = made;
     return latest;
@@ -160,7 +174,8 @@ void end_graph(int64_t number) {
     }
     swap_contents(*graph);
     graph->before.clear();
-    default_generator().unsafeGetGeneratorImpl()->set_state(*graph->generator.unsafeGetTensorImpl());
+    for (auto& [generator, state] : graph->generators)
+        generator.unsafeGetGeneratorImpl()->set_state(*state.unsafeGetTensorImpl());
 }
 
 // Before an operator of a capture runs: keeps what it may overwrite, also of the host, as pinned memory is.
@@ -169,7 +184,8 @@ void keep_contents(Graph& graph, const c10::OperatorHandle& op, c10::ArrayRef<c1
         if (!is_device_tensor(tensor) && !(tensor.defined() && tensor.is_cpu() && tensor.has_storage())) return tensor;
         const auto& storage = tensor.storage();
         const auto* data = static_cast<const char*>(storage.data());
-        if (!storage.nbytes() || graph.own.count(allocation_at(reinterpret_cast<uintptr_t>(data)).serial)) return tensor;
+        const auto serial = allocation_at(reinterpret_cast<uintptr_t>(data)).serial;
+        if (!storage.nbytes() || graph.own.count(serial)) return tensor;
         for (const auto& [known, content] : graph.before)
             if (known.is_alias_of(storage)) return tensor;
         graph.before.emplace_back(storage, std::string(data, storage.nbytes()));
@@ -206,7 +222,7 @@ void replay_graph(int64_t number, int64_t first, int64_t last) {
     at::AutoDispatchBelowADInplaceOrView below;
     for (int64_t i = first; i < last; ++i) {
         const Captured& captured = graph->operators.at(i);
-        torch::jit::Stack stack = captured.arguments;
+        torch::jit::Stack stack = aliases(captured.arguments);  // of which an operator may change the shape
         captured.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CUDA), &stack);
         for (size_t j = 0; j < captured.results.size(); ++j)
             put(captured, stack[stack.size() - captured.results.size() + j], captured.results[j]);

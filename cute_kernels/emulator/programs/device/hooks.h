@@ -51,9 +51,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     void block(void* event, const Stream& stream) const override { order("block", stream.id(), event); }
     bool queryEvent(void* event) const override { return order("synchronize", 0, event) == 0; }
     void destroyEvent(void*, DeviceIndex) const noexcept override {}
+    bool isStreamCapturing(const Stream& stream) const { return order("is capturing", stream.id()) != 0; }  // of 2.13
     bool queryStream(const Stream& stream) const override { return order("synchronize", stream.id()) == 0; }
     void synchronizeStream(const Stream& stream) const override { order("synchronize", stream.id()); }
     void synchronizeEvent(void* event) const override { order("synchronize", 0, event); }
+    double elapsedTime(void* first, void* second, DeviceIndex) const override {
+        return 1e-6 * static_cast<double>(order("elapsed", reinterpret_cast<int64_t>(first), second));
+    }
     void synchronizeDevice(DeviceIndex) const override { order("synchronize device", 0); }
 };
 

@@ -34,7 +34,7 @@ const c10::Device kDevice(c10::DeviceType::CUDA, 0);
 std::atomic<bool> active{false};
 thread_local bool inside = false;
 
-// Whether it or anything that was made on it is there: backward functions of what a program has left ask for its streams.
+// Whether it or anything that was made on it is there: backward functions of what a program has left ask for streams.
 std::atomic<int64_t> allocations_left{0};
 bool is_there() { return active || allocations_left > 0; }
 

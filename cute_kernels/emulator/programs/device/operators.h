@@ -94,8 +94,9 @@ struct Facts {  // of an operator, that take time to find
     c10::OperatorName name{"", ""};
     std::string text{};  // its name as torch writes it
     const char* reads = nullptr;
-    bool mixes = false, indexes = false, puts = false, refuses_scalars = false, writes = false, is_of_torch = false;
-    int device = -1, generator = -1, pin = -1;
+    bool mixes = false, indexes = false, puts = false, refuses_scalars = false, reduces = false;
+    bool writes = false, is_of_torch = false;
+    int device = -1, generator = -1, pin = -1, half_to_float = -1, input_dtype = -1;
 };
 
 const Facts* found_facts(const c10::OperatorHandle& op) {
@@ -115,6 +116,9 @@ const Facts* found_facts(const c10::OperatorHandle& op) {
         if (name == "device") made->device = static_cast<int>(i);
         if (name == "generator") made->generator = static_cast<int>(i);
         if (name == "pin_memory") made->pin = static_cast<int>(i);
+        made->reduces |= name == "reduction" && !schema.overload_name().empty();
+        if (name == "half_to_float") made->half_to_float = static_cast<int>(i);
+        if (name == "input_dtype") made->input_dtype = static_cast<int>(i);
     }
     return made;
 }
@@ -164,6 +168,7 @@ struct Call {
             return storages.lower(value.toStorage());
         if (value.isGenerator()) {
             has_generator = true;
+            if (const auto graph = capturing()) graph->check_generator(value.toGenerator());
             return host_generator(value.toGenerator());
         }
         if (counts_places && value.isOptionalTensorList())  // of masks
@@ -236,6 +241,35 @@ bool place(const Facts& what, c10::IValue* arguments, bool has_generator_alone) 
     return to_host;
 }
 
+// Softmax of half precision may have a result of float32, and its derivative one of half, which the CPU's have not.
+// Returns the tensor for the result where it has another type than the kernel's.
+at::Tensor widen(const Facts& what, c10::IValue* arguments, size_t count) {
+    if (what.half_to_float >= 0 && arguments[what.half_to_float].toBool()) {
+        arguments[0] = arguments[0].toTensor().to(at::kFloat);
+        arguments[what.half_to_float] = false;
+    }
+    if (what.input_dtype < 0 || !arguments[0].isTensor() || !arguments[count - 1].isTensor()) return {};
+    const auto given = arguments[0].toTensor().scalar_type();
+    if (arguments[what.input_dtype].toScalarType() == given) return {};
+    const at::Tensor result = arguments[count - 1].toTensor();
+    arguments[what.input_dtype] = given;
+    arguments[count - 1] = at::empty_like(arguments[0].toTensor());
+    return result;
+}
+
+struct Silent final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+};
+
+// torch makes the result of a loss as large as its tensors are and then of one element, of which the kernel of the CPU
+// for a result that is given warns.
+void call_on_host(const c10::OperatorHandle& op, const Facts& what, torch::jit::Stack* stack) {
+    Silent silent;
+    std::optional<c10::WarningUtils::WarningHandlerGuard> guard;
+    if (what.reduces) guard.emplace(&silent);
+    op.callBoxed(stack);
+}
+
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     check_fork();
     const Facts& what = facts(op);
@@ -264,7 +298,9 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     TORCH_CHECK(!call.has_generator || !(to_host || (what.device < 0 && call.views.empty())),
         "Expected a 'cpu' device type for generator but found 'cuda'");
     if (to_host && !call.views.empty()) host_waits("copy to the host", &call.views[0].first);
-    op.callBoxed(stack);
+    const at::Tensor result = widen(what, arguments, count);
+    call_on_host(op, what, stack);
+    if (result.defined()) stack->back() = result.copy_(stack->back().toTensor());
     call.update();
     if (to_host) return;
     const size_t results = op.schema().returns().size(), start = stack->size() - results;
@@ -322,15 +358,17 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     return self;
 }
 
-// In a build for CUDA: the fallback takes the place of CUDA's own kernels, for good.
-void take_over() {
+// The fallback takes the place of torch's own kernels for CUDA, for good.
+void take_over(const char* space) {
+    Silent silent;  // that it does
+    const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     const std::unordered_set<std::string> own = {"aten::empty", "aten::empty_strided", "aten::copy_",
         "aten::record_stream"};
     auto& dispatcher = c10::Dispatcher::singleton();
     static auto* kept = new std::vector<c10::RegistrationHandleRAII>;
     for (const auto& name : dispatcher.getAllOpNames()) {
         const auto op = dispatcher.findOp(name);
-        if (name.name.rfind("aten::", 0) != 0 || !op || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
+        if (name.name.rfind(space, 0) != 0 || !op || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
             own.count(name.name) || !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU))
             continue;
         kept->push_back(dispatcher.registerImpl(name, c10::DispatchKey::CUDA,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from cute_kernels.common.chips import DEFAULT_SMEM_BYTES, MEMORY_BYTES, Chip
+from cute_kernels.common.chips import DEFAULT_SMEM_BYTES, Chip
 from cute_kernels.emulator.programs.device import memory_statistics, tensor_types
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ class Device(Protocol):
     streams: Streams
     synchronising: int
     in_bad_fork: bool
+    most_bytes: int
+
+    def limit(self, fraction: float) -> None:
+        """Gives no more than a part of its memory."""
 
     def call(self, name: str, *arguments: object) -> object:
         """Calls an operator of the device."""
@@ -86,9 +90,14 @@ def of_c(device: Device) -> dict[str, object]:
         "_cuda_resetAccumulatedMemoryStats": _nothing(),
         "_cuda_resetPeakHostMemoryStats": _nothing(),
         "_cuda_resetAccumulatedHostMemoryStats": _nothing(),
+        "_cuda_setMemoryFraction": lambda fraction, index: device.limit(fraction),
+        "_cuda_getMemoryFraction": lambda index: device.most_bytes / device.chip.memory_bytes,
+        "_cuda_sleep": _nothing(),
+        "_cuda_record_memory_history": _nothing(),
         **memory_statistics.functions(call),
         "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
         "_set_cached_tensors_enabled": _nothing(),
+        "_scatter": lambda tensor, devices, *_: [tensor.to(DEVICE)] if not any(map(check, devices)) else [],
         "_cuda_canDeviceAccessPeer": lambda index, peer: False,
         "_cuda_getArchFlags": lambda: f"sm_{capability[0]}{capability[1]}",
         "_cuda_set_sync_debug_mode": set_mode,
@@ -110,21 +119,21 @@ def _of_cuda(device: Device) -> Iterator[tuple[object, str, object]]:
     yield cuda.graph, "default_capture_stream", None  # a stream of this program, when it is first needed
     properties = _properties(chip)
 
-    def used() -> int:
-        return device.call("used")[0]
+    def free() -> tuple[int, int]:
+        return chip.memory_bytes - device.call("used")[0], chip.memory_bytes
 
     queries = {
         "_initialized": False,  # as in a process of its own
         "_queued_calls": [],
         "_lazy_seed_tracker": type(cuda._lazy_seed_tracker)(),
         "_is_in_bad_fork": lambda: device.in_bad_fork,
-        "_cudart": _runtime(used),
+        "_cudart": _runtime(free),
         "_cached_device_count": 1,  # torch would ask NVML
         "_exchange_device": _same,
         "_maybe_exchange_device": _same,
         "default_generators": (device.call("default_generator"),),
         "get_device_properties": lambda device=None: properties if check(device) == 0 else None,
-        "mem_get_info": lambda device=None: (MEMORY_BYTES - used(), MEMORY_BYTES),
+        "mem_get_info": lambda device=None: free(),
     }
     for name, value in queries.items():
         yield cuda, name, value
@@ -135,7 +144,7 @@ def _of_cuda(device: Device) -> Iterator[tuple[object, str, object]]:
     yield cuda.nvtx, "_nvtx", types.SimpleNamespace(**ranges, rangeStartA=lambda text: 0, rangeEnd=_nothing())
 
 
-def _runtime(used: Callable[[], int]) -> types.SimpleNamespace:
+def _runtime(free: Callable[[], tuple[int, int]]) -> types.SimpleNamespace:
     """Functions of the CUDA runtime that ``torch.cuda.cudart()`` has, which return a status."""
     fine = 0
     names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
@@ -143,7 +152,7 @@ def _runtime(used: Callable[[], int]) -> types.SimpleNamespace:
         **{name: lambda *_: fine for name in names},
         cudaError=types.SimpleNamespace(success=fine),
         cudaGetErrorString=str,
-        cudaMemGetInfo=lambda device: (MEMORY_BYTES - used(), MEMORY_BYTES),
+        cudaMemGetInfo=lambda device: free(),
     )
 
 
@@ -153,7 +162,7 @@ def _properties(chip: Chip) -> types.SimpleNamespace:
         major=chip.compute_capability[0],
         minor=chip.compute_capability[1],
         multi_processor_count=chip.sm_count,
-        total_memory=MEMORY_BYTES,
+        total_memory=chip.memory_bytes,
         L2_cache_size=chip.l2_bytes,
         shared_memory_per_block=DEFAULT_SMEM_BYTES,
         shared_memory_per_block_optin=chip.smem_bytes,

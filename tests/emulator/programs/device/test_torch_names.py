@@ -19,6 +19,7 @@ from cute_kernels.emulator.programs.streams import Streams
 INCLUDE = Path(torch.__file__).parent / "include"
 FOLDER = Path(building.__file__).parent
 VIRTUAL = {
+    "c10/util/Exception.h": ("process",),
     "c10/core/Allocator.h": ("allocate", "raw_deleter", "copy_data"),
     "c10/core/CachingDeviceAllocator.h": (
         "initialized", "emptyCache", "recordStream", "getDeviceStats", "resetAccumulatedStats", "resetPeakStats",
@@ -30,6 +31,7 @@ VIRTUAL = {
         "type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice", "getStream", "getDefaultStream",
         "getNewStream", "getStreamFromGlobalPool", "exchangeStream", "deviceCount", "record", "block", "queryEvent",
         "destroyEvent", "queryStream", "synchronizeStream", "synchronizeEvent", "synchronizeDevice",
+        "elapsedTime",
     ),
     "ATen/detail/AcceleratorHooksInterface.h": (
         "init", "isBuilt", "isAvailable", "hasPrimaryContext", "deviceCount", "getCurrentDevice", "setCurrentDevice",
