@@ -38,6 +38,10 @@ def check_backend(backend: str) -> None:
     check_choice("backend", backend, get_args(Backend))
 
 
+ON_DEVICE = ("kernel", "program")
+"""Answers of `choose_backend` where tensors are on a CUDA device, of which arch and SMs are asked."""
+
+
 def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "program", "emulator", "reference"]:
     """Chooses what executes a call whose tensors are on ``device``; ``"program"``: the session of the program that runs
     in the emulator, of which the device is. Raises ValueError: unknown backend, or the emulator asked to read device

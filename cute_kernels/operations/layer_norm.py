@@ -19,7 +19,7 @@ import torch
 
 from cute_kernels.config import GemmConfig, longest_row
 from cute_kernels.operations import reference
-from cute_kernels.operations.arguments import Backend, choose_backend
+from cute_kernels.operations.arguments import ON_DEVICE, Backend, choose_backend
 from cute_kernels.operations.base import ROW_BYTES, define_operator, launch
 from cute_kernels.operations.gemm import gemm
 from cute_kernels.operations.patch_weight import to_integers
@@ -231,7 +231,7 @@ def _row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str) -> t
     executor = choose_backend(rows.device, backend)
     if executor == "reference" or not rows.shape[0]:
         return reference.layer_norm_scale(rows, eps)
-    if executor in ("kernel", "program"):
+    if executor in ON_DEVICE:
         arch, _ = device_facts(rows.device.index)
     m, k = rows.shape
     if rows.data_ptr() % ROW_BYTES:

@@ -38,7 +38,7 @@ from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options, default_options
 from cute_kernels.emulator.programs import host, ptx_files
 from cute_kernels.emulator.programs.cuda_graphs import NO_POOL, Graph
-from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
+from cute_kernels.emulator.programs.device.answers import driver_answers, hardware_info
 from cute_kernels.emulator.programs.kept_launches import KeptLaunches
 from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.emulator.programs.stream_order import StreamOrder

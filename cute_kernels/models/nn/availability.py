@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 
 from cute_kernels import plan
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, name_of
-from cute_kernels.operations.arguments import choose_backend
+from cute_kernels.operations.arguments import ON_DEVICE, choose_backend
 from cute_kernels.operations.runtime import devices
 from cute_kernels.plan.images import multiplied_type
 
@@ -80,7 +80,7 @@ def no_device(device: torch.device, backend: str) -> str | None:
 @torch.compiler.assume_constant_result
 def no_product(device: torch.device, backend: str, precision: str | None) -> str | None:
     """Why no kernel multiplies rows of a precision on a device, or None: not all GPUs with kernels multiply E4M3."""
-    if precision != "fp8" or choose_backend(device, backend) not in ("kernel", "program"):
+    if precision != "fp8" or choose_backend(device, backend) not in ON_DEVICE:
         return None
     arch, _ = devices.device_facts(torch.cuda.current_device() if device.index is None else device.index)
     return _no_e4m3(arch, str(device))
@@ -111,7 +111,7 @@ def images_out_dtype(
     if executor == "reference" or not images.shape[0]:
         return wanted
     arch = sm_count = None
-    if executor in ("kernel", "program"):
+    if executor in ON_DEVICE:
         index = images.device.index
         arch, sm_count = devices.device_facts(torch.cuda.current_device() if index is None else index)
     facts = tuple(images.shape), images.dtype, patch, features, precision, wanted

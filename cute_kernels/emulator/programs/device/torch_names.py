@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from cute_kernels.common.chips import DEFAULT_SMEM_BYTES, Chip
-from cute_kernels.emulator.programs.device import memory_statistics, tensor_types
+from cute_kernels.common.chips import Chip
+from cute_kernels.emulator.programs.device import answers, memory_statistics, tensor_types
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.programs.streams import Streams
@@ -156,23 +156,20 @@ def _runtime(free: Callable[[], tuple[int, int]]) -> types.SimpleNamespace:
     )
 
 
+_PROPERTIES = {
+    "major": 75, "minor": 76, "multi_processor_count": 16, "L2_cache_size": 38, "shared_memory_per_block": 8,
+    "shared_memory_per_block_optin": 97, "shared_memory_per_multiprocessor": 81, "warp_size": 10,
+    "max_threads_per_multi_processor": 39, "max_threads_per_block": 1, "regs_per_multiprocessor": 82,
+    "is_integrated": 18,
+}  # fmt: skip
+"""Members of torch's properties of a device that are attributes of the driver."""
+
+
 def _properties(chip: Chip) -> types.SimpleNamespace:
+    known = answers.attributes(chip)
+    values = {name: known[number] for name, number in _PROPERTIES.items()}
     return types.SimpleNamespace(
-        name=chip.device,
-        major=chip.compute_capability[0],
-        minor=chip.compute_capability[1],
-        multi_processor_count=chip.sm_count,
-        total_memory=chip.memory_bytes,
-        L2_cache_size=chip.l2_bytes,
-        shared_memory_per_block=DEFAULT_SMEM_BYTES,
-        shared_memory_per_block_optin=chip.smem_bytes,
-        shared_memory_per_multiprocessor=chip.sm_smem_bytes,
-        warp_size=32,
-        max_threads_per_multi_processor=chip.threads,
-        regs_per_multiprocessor=chip.register_file,
-        gcnArchName="",
-        is_integrated=0,
-        is_multi_gpu_board=0,
+        name=chip.device, total_memory=chip.memory_bytes, gcnArchName="", is_multi_gpu_board=0, **values
     )
 
 
