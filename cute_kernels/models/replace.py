@@ -141,7 +141,8 @@ class Found(NamedTuple):
 
     @property
     def layer(self) -> torch.nn.Module | None:
-        return getattr(self.module, self.family.layer) if self.family.layer else None
+        layer = getattr(self.module, self.family.layer) if self.family.layer else None
+        return getattr(layer, "_orig_mod", layer)  # in `torch.compile`'s
 
     @property
     def channels(self) -> int:
@@ -367,6 +368,7 @@ class _Entry:
         if getattr(module, "dynamic_img_pad", False) and pixels.dim() == 4:
             pixels = _padded(module, pixels, options.mean)
         target = module.get_submodule(self.path)
+        target = target if isinstance(target, EngineMixin) else getattr(target, "_orig_mod", target)
         within = [each for each in target.modules() if isinstance(each, EngineMixin)]
         adapted = not isinstance(target, EngineMixin) or (
             bool(target._forward_pre_hooks) and isinstance(target, tuple(layers.PLAIN))

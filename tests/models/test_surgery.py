@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from cute_kernels.models import transformers as integration
+from cute_kernels.models.nn import kernels_in_export
 from tests.models.test_what_is_known import ERRORS, FLOATS, HALF, RAW, clip, error, holder, run, siglip
 
 
@@ -96,3 +98,45 @@ def test_a_layer_of_other_channels() -> None:
     assert error(run(ours, RAW[:, :1]), run(plain, FLOATS[:, :1])) < 1e-5
     with pytest.raises(ValueError, match="mean has 3 numbers"):
         run(three, RAW[:, :1])
+
+
+class Beside(torch.nn.Module):
+    """An adapter: beside the layer in it another one sees the pixels."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.base_layer, self.beside = layer, torch.nn.Conv2d(3, 64, 16, stride=16, bias=False)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.base_layer.weight
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(images) + self.beside(images.to(self.weight.dtype))
+
+
+def exported(model: torch.nn.Module) -> torch.nn.Module:
+    with kernels_in_export(), torch.no_grad():
+        return torch.export.export(model, (), {"pixel_values": RAW}).module()
+
+
+@pytest.mark.parametrize("graph", [functools.partial(torch.compile, backend="eager"), exported])
+@pytest.mark.parametrize(("precision", "pixels"), [("bf16", "auto"), ("bf16", "raw"), ("int8", "auto")])
+def test_raw_pixels_in_front_of_an_adapter_in_a_graph(graph: Callable, precision: str, pixels: str) -> None:
+    """What a graph is told of the layer's pixels is what it gets there: they were normalised in front."""
+    torch.compiler.reset()
+    plain, ours = clip(), integration.convert(clip(), precision, pixels=pixels, **HALF)
+    for model in (plain, ours):
+        holder(model).patch_embedding = Beside(holder(model).patch_embedding)
+    assert error(run(graph(ours), RAW), run(plain)) < ERRORS[precision]
+
+
+def test_a_layer_that_is_compiled_already_is_converted() -> None:
+    model = clip()
+    holder(model).patch_embedding = torch.compile(holder(model).patch_embedding, backend="eager")
+    run(model)
+    ours = integration.convert(model, "int8", **HALF)
+    assert integration.is_converted(ours) and 1e-6 < error(run(ours, RAW), run(clip())) < ERRORS["int8"]
+    integration.revert(ours)
+    assert error(run(ours), run(clip())) < 1e-6 and not integration.is_converted(ours)

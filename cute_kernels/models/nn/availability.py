@@ -83,16 +83,15 @@ def no_product(device: torch.device, backend: str, precision: str | None) -> str
     if precision != "fp8" or choose_backend(device, backend) not in ON_DEVICE:
         return None
     arch, _ = devices.device_facts(torch.cuda.current_device() if device.index is None else device.index)
-    return _no_e4m3(arch, str(device))
+    return None if _multiplies_e4m3(arch) else f"no kernel multiplies E4M3 on {device}, an {arch}"
 
 
 @functools.lru_cache
-def _no_e4m3(arch: str, device: str) -> str | None:
+def _multiplies_e4m3(arch: str) -> bool:
     try:
-        plan.make_plan(GemmProblem(128, 128, 128, in_dtype="float8_e4m3fn"), None, arch)
+        return bool(plan.make_plan(GemmProblem(128, 128, 128, in_dtype="float8_e4m3fn"), None, arch))
     except ValueError:
-        return f"no kernel multiplies E4M3 on {device}, an {arch}"
-    return None
+        return False
 
 
 @torch.compiler.disable

@@ -6,7 +6,7 @@ kernels read is made from them, kept beside them and made anew when they change.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from warnings import warn
 
@@ -81,7 +81,8 @@ class PatchEngine:
 
     def __init__(self, options: PatchOptions) -> None:
         self.options = options
-        self.text = options.text()
+        adapted = options if options.integer else replace(options, pixels="normalised")
+        self.texts = options.text(), adapted.text()  # in graphs, and in those behind an adapter
         self.contradictions = Contradictions()
         # Whether whatever stands around the layer is given normalised pixels, and gives it those.
         self.behind_adapter = False
@@ -263,7 +264,7 @@ class PatchEngine:
             return self._training_images(images, weight, bias, pos_embed, position_ids, dtype)
         if availability.traced():
             call = torch.ops.cute_kernels.embed_patches
-            return call(images, weight, bias, pos_embed, position_ids, self.text)
+            return call(images, weight, bias, pos_embed, position_ids, self.texts[self.behind_adapter])
         return self._images(images, weight, bias, pos_embed)
 
     def _training_type(self, weight: torch.Tensor) -> torch.dtype | None:
@@ -339,7 +340,8 @@ class PatchEngine:
             out = self._product(pixels, matrix.to(dtype).contiguous(), bias, weight.dtype)
             return out if table is None else out + table.to(out.dtype)[index.long()]
         if availability.traced():
-            return torch.ops.cute_kernels.embed_patches(rows, weight, bias, table, index, self.text)
+            call = torch.ops.cute_kernels.embed_patches
+            return call(rows, weight, bias, table, index, self.texts[self.behind_adapter])
         return self._rows(rows, weight, bias, table, index)
 
     def _rows(self, rows, weight: torch.Tensor, bias, table=None, index=None) -> torch.Tensor:

@@ -44,7 +44,7 @@ class LayerNormEngine(PatchEngine):
         """``[.., N]`` in the type of ``weight``, of ``[.., K]`` uint8 ``rows`` that the LayerNorm normalises and the
         linear layer multiplies."""
         if availability.traced():
-            return torch.ops.cute_kernels.embed_normed(rows, weight, bias, norm_weight, norm_bias, eps, self.text)
+            return torch.ops.cute_kernels.embed_normed(rows, weight, bias, norm_weight, norm_bias, eps, self.texts[0])
         return self.run_normed(rows, (weight, bias, norm_weight, norm_bias), eps)
 
     def run_normed(self, rows: torch.Tensor, parameters: tuple[torch.Tensor | None, ...], eps: float) -> torch.Tensor:
