@@ -1,7 +1,5 @@
 """``cute-kernels sweep`` and ``explore``: configurations of a kernel, or of a program with kernels of its own."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Sequence

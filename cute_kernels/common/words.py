@@ -1,7 +1,5 @@
 """Small pieces of text that all rooms share."""
 
-from __future__ import annotations
-
 
 def counted(number: int, noun: str, several: str = "") -> str:
     """E.g. ``1 mutant`` and ``1,024 mutants``; ``several``: what more than one is called, where it has no s."""

@@ -1,7 +1,5 @@
 """Rows of a campaign in a file of JSON lines: each is there as soon as it is found; docs/explore.md"""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Subjects of a sweep: a kernel of this package for a problem, or a program with kernels of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

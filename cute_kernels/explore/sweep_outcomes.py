@@ -1,7 +1,5 @@
 """Answers of a table of configurations: columns, rows that are alike, times that tie, fronts, effects of a field."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A table of configurations of a kernel: which are legal, what they need, what the emulator counts, times."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The table of a sweep as text for people: rows, levels of time, a front, effects of the fields."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A prompt at which one launch of a program is executed step by step: the commands of ``cute-kernels debug``."""
 
-from __future__ import annotations
-
 import cmd
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """State of a warp that stands still: its registers, its CTA's shared memory, and where in the source it is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Findings of searches and campaigns of mutants, as reports and as lines for people."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator

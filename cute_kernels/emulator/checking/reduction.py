@@ -1,7 +1,5 @@
 """The fewest steps that make a launch fail: what a schedule drew, reduced by deletion as long as it still fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Whether two runs leave the same bits in device memory, launch by launch, and if not, where first."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Conditions of breakpoints, what watchpoints look at, and which operation has changed it."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable

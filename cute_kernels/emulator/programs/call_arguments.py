@@ -7,8 +7,6 @@ what was compiled as a constant or as None is passed as that, or as None. CuTe D
 inside of tuples, and read all of a tensor's layout as dynamic.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect

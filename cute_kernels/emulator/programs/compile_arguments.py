@@ -1,7 +1,5 @@
 """Arguments that a function was compiled with, and what they say of those that it is called with."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 

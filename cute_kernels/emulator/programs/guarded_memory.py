@@ -5,8 +5,6 @@ would make an access beyond one of them a legal access of the next, depending on
 them. The pages of a guard are never touched, so that it takes address space and no memory.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 GUARD = 256 << 10  # bytes on each side: 256 rows beyond the end of a matrix with 1 KiB per row

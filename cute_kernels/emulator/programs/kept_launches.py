@@ -1,7 +1,5 @@
 """A folder with the PTX and the facts of every launch of a program."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

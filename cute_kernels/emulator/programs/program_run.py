@@ -1,7 +1,5 @@
 """Runs a program in this process as its own process would run it, and says what became of it as an exit status."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

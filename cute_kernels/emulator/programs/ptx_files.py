@@ -9,8 +9,6 @@ or ``FILE.py:FUNCTION`` (without a function: ``launches``), a function whose lau
 "cuda" for arrays. A generator goes on when a launch is complete, and can look at what that left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Addresses in the parameters and the memory of a launch, moved to where its memory lies now."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Programmatic stream serialisation orders a launch against the kernel right befor
 fills or copies device memory in between, that work is what it may overlap, and everything before is over.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ parameter is packed as the fake tensor says: a pointer, the dynamic extents, the
 a tensor is checked.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 

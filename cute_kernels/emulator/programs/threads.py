@@ -3,8 +3,6 @@
 What redirects CuTe DSL and torch is kept per thread, so that other threads of the process stay as they are.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import functools

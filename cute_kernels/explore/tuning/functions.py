@@ -1,7 +1,5 @@
 """`tune_gemm`, `tune_patch_embed`, `tune_patch_embed_images`: the fastest configuration of a problem on a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal, get_args
 

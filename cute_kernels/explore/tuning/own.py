@@ -1,7 +1,5 @@
 """`tune`: which of several values of its constexpr parameters a CuTe DSL function of anybody's is best with."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

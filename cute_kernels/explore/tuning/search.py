@@ -3,8 +3,6 @@
 `cute_kernels.explore.tuning.functions` has the functions that users call; what is timed of an operation it says itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

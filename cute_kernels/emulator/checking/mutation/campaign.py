@@ -1,7 +1,5 @@
 """The mutants of the kernels that a program launched."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import hashlib

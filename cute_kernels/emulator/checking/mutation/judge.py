@@ -1,7 +1,5 @@
 """Runs a mutant under several schedules until one notices it."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ outstanding, parities are inverted, arrival counts and transaction bytes are off
 Waits for an mbarrier are dropped by answering "complete" at once, so that the loops around them still end.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator

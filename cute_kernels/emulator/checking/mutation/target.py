@@ -1,7 +1,5 @@
 """Target of mutations: a PTX text that can be run, and the schedules under which mutants are."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Arguments of a launch: types, shapes, and Python values to the parameter block that a kernel declares."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import operator

@@ -1,7 +1,5 @@
 """How many clusters of a launch a chip holds at once."""
 
-from __future__ import annotations
-
 from cute_kernels.common.chips import chip_of
 
 

@@ -1,7 +1,5 @@
 """Which warps a schedule starves, and seeds that starve each warp of a kernel."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar

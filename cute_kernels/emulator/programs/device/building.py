@@ -1,7 +1,5 @@
 """Compiles the device for the torch that is installed, when a program first needs it, and loads it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

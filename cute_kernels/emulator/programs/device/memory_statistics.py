@@ -4,8 +4,6 @@ The device has neither pools nor blocks that are split: all memory is in the lar
 nobody counts is 0.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """Operators that torch has for CUDA only, out of operators that it has for every device; what it asks of tensors."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Callable, Iterator

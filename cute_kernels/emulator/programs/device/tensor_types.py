@@ -1,7 +1,5 @@
 """``torch.cuda.FloatTensor`` and its kin, of which a build of torch without CUDA makes no tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
