@@ -60,6 +60,21 @@ NEXT:
 }
 """
 
+ELEMENTWISE = """.version 8.8
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 a, .param .u64 b, .param .u64 c)
+{
+    .reg .b32 %r<4>; .reg .f32 %f<8>; .reg .b64 %d<5>;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.u32 %r3, %r2, 128, %r1; mul.wide.u32 %d4, %r3, 16;
+    ld.param.u64 %d1, [a]; ld.param.u64 %d2, [b]; ld.param.u64 %d3, [c];
+    add.s64 %d1, %d1, %d4; add.s64 %d2, %d2, %d4; add.s64 %d3, %d3, %d4;
+    ld.global.v4.f32 {%f0, %f1, %f2, %f3}, [%d1]; ld.global.v4.f32 {%f4, %f5, %f6, %f7}, [%d2];
+    add.f32 %f0, %f0, %f4; add.f32 %f1, %f1, %f5; add.f32 %f2, %f2, %f6; add.f32 %f3, %f3, %f7;
+    st.global.v4.f32 [%d3], {%f0, %f1, %f2, %f3}; ret;
+}
+"""
+
 
 @dataclass
 class Case:
@@ -186,6 +201,20 @@ def arithmetic_rate(rounds: int, detectors: bool) -> float:
         )
         best = max(best, report.warp_instructions / (time.process_time() - start) / 1e6)
     return best
+
+
+def cta_seconds(ctas: int, repeats: int) -> dict[bool, float]:
+    """CPU seconds of a CTA of four warps that adds two vectors, without and with detectors, in a launch of so many."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(repeats + 1):
+        for detectors, measured in times.items():
+            a, b = np.arange(512 * ctas, dtype=np.float32), np.ones(512 * ctas, np.float32)
+            c = np.zeros_like(a)
+            start = time.process_time()
+            run(ELEMENTWISE, grid=ctas, block=128, args=[a, b, c], options=Options(detectors=detectors))
+            measured.append((time.process_time() - start) / ctas)
+            assert np.array_equal(c, a + b)
+    return {detectors: min(measured[1:]) for detectors, measured in times.items()}
 
 
 def gemm_seconds(size: int, repeats: int, arithmetic: str) -> dict[bool, float]:
@@ -335,6 +364,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--arithmetic", choices=CHOICES, default="silicon", help="of the products")
     parser.add_argument("--gemm", type=int, default=2048, help="size of the square GEMM")
+    parser.add_argument("--ctas", type=int, default=2048, help="small ones, of a launch")
     parser.add_argument("--one-launch", action="store_true", help="compare one process and --processes instead")
     parser.add_argument("--preparation", action="store_true", help="what a kernel costs before it runs instead")
     parser.add_argument("--headline", action="store_true", help="emulate the whole problem instead")
@@ -358,6 +388,11 @@ def main() -> None:
         rate = arithmetic_rate(1_000_000, detectors)
         what = "with" if detectors else "without"
         console.print(f"arithmetic loop, {what} detectors: {rate:.2f} M warp instructions/s")
+    seconds = cta_seconds(arguments.ctas, arguments.repeats)
+    console.print(
+        f"{arguments.ctas} CTAs of 4 warps add vectors: {1e6 * seconds[False]:.1f} us each, with detectors "
+        f"{1e6 * seconds[True]:.1f} us"
+    )
     seconds = gemm_seconds(arguments.gemm, arguments.repeats, arguments.arithmetic)
     console.print(
         f"{arguments.gemm}^3 FP8 GEMM: {seconds[False]:.2f} s, with detectors {seconds[True]:.2f} s "

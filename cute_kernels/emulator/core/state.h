@@ -414,3 +414,39 @@ typedef struct Program {
 enum { GO = 0, WAIT = 1, ERROR = 2, EXIT = 4 };
 enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
 enum { SITE_EXIT = 0, SITE_WAIT = 1, SITE_STOP = 2 };  // sites of control flow
+
+// --- clusters in one place -------------------------------------------------------------------------------------------
+
+// Memory, and what a cluster finds there.
+typedef struct Span { uint8_t *at; const uint8_t *found; int64_t nbytes; } Span;
+typedef struct PlaceWarp {
+  uint8_t *state;
+  Context *context;  // or null
+  uint8_t *local;    // memory, or null
+  int64_t place;     // index of the instruction where it waits
+  int64_t ended;
+} PlaceWarp;
+// Clusters of one CTA, which run one after the other in the memory of one.
+typedef struct Place {
+  const Program *program;
+  uint8_t *rows;  // of the exchange area
+  Tables *tables;
+  Epochs *epochs;  // with detectors, likewise the next two
+  Shadow *shadow;
+  int64_t clock_bytes;  // of the matrix of a warp
+  PlaceWarp *each;
+  int64_t warps, blocks, local_bytes;
+  Span *spans;
+  int64_t span_count;
+  int64_t *totals;         // int64 [warps][blocks], executions by the clusters that are done
+  const int64_t *offsets;  // in the state of a warp, of words that differ between clusters
+  int64_t offset_count;
+  const int64_t *values;   // int64 [count][offset_count]
+  int64_t number, text;    // of the first cluster and its first warp, of the race detector
+  int64_t slice, most;     // blocks of a turn, instructions of a cluster that goes on here
+  int64_t count, done;     // clusters that are to run, and have
+  int64_t patience;        // instructions after which no other cluster begins
+  int64_t fresh;           // nothing has run here
+  int64_t warp, status;    // that ran last, or `warps`: none could run; what its turn ended with
+  int64_t asked;           // Python has been
+} Place;

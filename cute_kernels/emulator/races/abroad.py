@@ -75,7 +75,7 @@ class Abroad:
     """Knowledge that a cluster passes on to others, and learns of them."""
 
     def __init__(self, columns: Columns, launch: LaunchShadow, cluster: int) -> None:
-        self._launch, self._cluster = launch, cluster
+        self._launch, self.cluster = launch, cluster
         self._learned = Events(columns, "learned abroad")
         self._fences = Events(columns, "fence.sc")
         self._observed = Events(columns, "observed behind a fence.sc")
@@ -124,18 +124,18 @@ class Abroad:
     def _told(self, agent: Agent, mask: int) -> Knowledge:
         """Knowledge that lanes pass on now."""
         row = agent.snapshot(mask)[Row.VISIBLE].copy()
-        return {**self._learned.known(row), self._cluster: row}
+        return {**self._learned.known(row), self.cluster: row}
 
     def _learn(self, agent: Agent, what: Knowledge) -> None:
         if self._latest.get(agent) is what:  # it looks again
             return
         self._latest[agent] = what
-        own = what.get(self._cluster)
+        own = what.get(self.cluster)
         if own is not None:
             for row in (Row.ORDER, Row.ACQUIRED, Row.VISIBLE):
                 join(agent.clocks[row], own)
             agent.changed()
-        others = {cluster: row for cluster, row in what.items() if cluster != self._cluster}
+        others = {cluster: row for cluster, row in what.items() if cluster != self.cluster}
         if others:
             self._learned.add(agent, others)
 

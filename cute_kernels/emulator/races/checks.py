@@ -4,7 +4,7 @@
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from cute_kernels.emulator.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.races.sync_point import Columns, Row, SyncPoint
 
 LogEntry, Access = STRUCTURES["LogEntry"], STRUCTURES["Access"]
+#: Of a warp, by the number of their label.
+GENERIC_KINDS = ("load", "store", "tcgen05.ld", "tcgen05.st")
 _WEAK = "the synchronisation between them is relaxed, or its scope does not include both"
 
 
@@ -90,8 +92,7 @@ class RaceChecks:
 
     def make_agent(self, rank: int, live: int, label: str) -> Agent:
         """The agent of a warp."""
-        kinds = ("load", "store", "tcgen05.ld", "tcgen05.st")
-        text = self.epochs.text(*(f"{kind} of {label}" for kind in kinds))
+        text = self.epochs.text(*(f"{kind} of {label}" for kind in GENERIC_KINDS))
         flow, number = self.launch.flow, len(self.agents)
         instructions = 64 if flow is None else len(flow.kernel.instructions)
         self.agents.append(Agent(self.columns, rank, live, label, self.strict, text, number, instructions))
@@ -104,6 +105,16 @@ class RaceChecks:
     def predecessor_done(self, agent: Agent) -> None:
         """griddepcontrol.wait: the launch before is over, and what it wrote is visible."""
         agent.complete(self._predecessor, 1)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what the core changes, but for clocks and what shadows of shared memory hold."""
+        return [span for each in (*self.shared, *self.agents) for span in each.spans()]
+
+    def become(self, number: int, labels: Sequence[str]) -> None:
+        """Makes it the detector of another cluster, of this number and with warps of these labels."""
+        self.cluster = self.abroad.cluster = number
+        for agent, label in zip(self.agents, labels, strict=True):
+            agent.label = label
 
     def enter_cluster(self) -> None:
         """The cluster runs: accesses that follow are its own."""

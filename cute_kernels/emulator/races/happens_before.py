@@ -126,6 +126,15 @@ class Agent:
         words[_AT["width"]] = self._matrix.shape[1]
         words[_AT["loads"]], words[_AT["load_count"]] = self.loads.ctypes.data, len(self.loads)
 
+    @property
+    def clock_bytes(self) -> int:
+        """Bytes of all its clocks, from ``address`` on."""
+        return self._matrix.nbytes
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what the core changes but for clocks."""
+        return [(self.block_address, self.words.nbytes), (self.private, self._private.nbytes)]
+
     def widen(self, width: int) -> None:
         self._matrix = widened(self._matrix, width)
         self._locate()

@@ -8,6 +8,7 @@ each other.
 
 import math
 import mmap
+from collections.abc import Callable
 
 import numpy as np
 
@@ -42,6 +43,9 @@ _MOST_BYTES = 1 << 20
 _COUNT, _CAPACITY, _CLUSTER = (_EPOCHS[name] for name in ("count", "capacity", "cluster"))
 
 
+_Later = tuple[int, Callable[[int], str]]
+
+
 class Epochs:
     """Columns, clocks and clusters of all accesses of a launch, by epoch number; epoch 0 is "never accessed".
 
@@ -61,7 +65,7 @@ class Epochs:
         self.places = np.full(1024, -1, np.int32)
         self.clusters = np.zeros(1024, np.int32)
         self._texts = np.zeros(1024, np.int32)  # index in _labels: who and what, for reports
-        self._labels: list[str] = [""]
+        self._labels: list[str | _Later] = [""]
         self.block = np.zeros(word_count("Epochs"), np.int64)
         self.address = self.block.ctypes.data
         self._words = memoryview(self.block).cast("B").cast("q")
@@ -80,6 +84,12 @@ class Epochs:
         """Keeps labels of epochs that will be made; returns the number of the first."""
         self._labels += labels
         return len(self._labels) - len(labels)
+
+    def later(self, count: int, label: Callable[[int], str]) -> int:
+        """Keeps labels that are made, of their number from 0 on, when they are asked for; the number of the first."""
+        first = len(self._labels)
+        self._labels += [(first, label)] * count
+        return first
 
     def new(self, column: int, clock: int, label: str | int, generic: int = 0, place: int = -1) -> int:
         """The identity (of lane 0) of a new epoch; ``label`` is a text or the number of one that is kept."""
@@ -101,7 +111,9 @@ class Epochs:
             self._locate()
 
     def label(self, identity: int) -> str:
-        return self._labels[int(self._texts[identity >> LANE_BITS])]
+        number = int(self._texts[identity >> LANE_BITS])
+        label = self._labels[number]
+        return label if isinstance(label, str) else label[1](number - label[0])
 
     def place(self, identity: int) -> int:
         """Index of the instruction of the epoch's first access; -1: not known."""
@@ -203,7 +215,7 @@ class Shadow:
         coarse: by granules of 16 bytes.
         fine: by bytes, for granules that are split; None while there is none. With ``by_bytes`` there is one at once,
             so that the core may split granules.
-        accessed: first byte that was accessed and the one behind the last, or more than these; with ``bounded`` alone.
+        accessed: first byte that was accessed and the one behind the last, or more than these; after `bound` alone.
         address: host address of the `Plane.block` that both planes share.
     """
 
@@ -213,9 +225,15 @@ class Shadow:
         self.fine: Plane | None = None
         self._split: np.ndarray | None = None
         self.address = self.coarse.address
-        self.coarse.block[_SHADOW["low"]], self.coarse.block[_SHADOW["high"]] = nbytes, 0 if bounded else -1
+        self.coarse.block[_SHADOW["high"]] = -1
+        if bounded:
+            self.bound()
         if by_bytes:
             self.make_bytes()
+
+    def bound(self) -> None:
+        """From now on it is known what was `accessed`."""
+        self.coarse.block[_SHADOW["low"]], self.coarse.block[_SHADOW["high"]] = self.nbytes, 0
 
     @property
     def accessed(self) -> tuple[int, int]:
@@ -226,6 +244,10 @@ class Shadow:
         self.fine = Plane(self.coarse.shape * GRANULE, self.coarse.block, fine=True)
         self._split = zeros(self.coarse.shape, np.bool_)
         self.coarse.block[_SHADOW["split"]] = self._split.ctypes.data
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the `Plane.block`."""
+        return [(self.address, self.coarse.block.nbytes)]
 
     def split_granules(self) -> np.ndarray:
         """Which granules are kept by bytes, bool [granules]."""

@@ -162,6 +162,11 @@ class SyncPoint:
         self.inside, self.inside_available = inside.reshape(scoped), inside_available.reshape(scoped)
         words[_AT["width"]] = width
 
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what the core changes."""
+        arrays = self._clocks, self._used, self._streams, self._rows
+        return [(self.address, self._words.nbytes), *((each.ctypes.data, each.nbytes) for each in arrays)]
+
     def widen(self, width: int) -> None:
         self._clocks = widened(self._clocks, width)
         self._locate()

@@ -106,13 +106,13 @@ def test_no_event_is_lost_where_there_is_little_room(
 def test_the_core_executes_what_it_does_without_a_trace(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, call = [0], Execution._call
+    calls, call = [0], Execution.call
 
     def counted(self: Execution, site: int, mask: int) -> int:
         calls[0] += 1
         return call(self, site, mask)
 
-    monkeypatch.setattr(Execution, "_call", counted)
+    monkeypatch.setattr(Execution, "call", counted)
     launch = records.read(name).launch
     counts = []
     for path in (None, tmp_path / "trace"):

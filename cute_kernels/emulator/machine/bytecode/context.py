@@ -57,6 +57,9 @@ _UNIFORM: dict[str, tuple[OfWarp, int]] = {
     "%is_explicit_cluster": (lambda warp: len(warp.cluster.ctas) > 1, 1),
     "%current_graph_exec": (lambda warp: 0, 64),
 }
+#: Of those, what clusters of one CTA differ in: coordinates (0 to 2), or the index (3).
+OF_CLUSTER = {f"{register}.{name}": axis for register in ("%ctaid", "%clusterid") for axis, name in enumerate("xyz")}
+OF_CLUSTER["%smid"] = 3
 _LANES = np.arange(32, dtype=np.uint32)
 _BITS = np.uint32(1) << _LANES
 _LANE_ARRAYS = {

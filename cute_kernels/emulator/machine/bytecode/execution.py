@@ -25,6 +25,7 @@ from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.isa.ptx.flow import Block, Flow
 from cute_kernels.emulator.isa.ptx.program import Kernel
 from cute_kernels.emulator.isa.ptx.register_hazards import accumulators_in_flight
+from cute_kernels.emulator.machine.bytecode.context import OF_CLUSTER
 from cute_kernels.emulator.machine.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.machine.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.machine.bytecode.program import Bytecode, Program, row_bytes
@@ -57,6 +58,7 @@ class Translation:
         registers: the part of a warp's state with the registers.
         slots: (offset, bits, uniform) of each register that lives longer than a block.
         constants: (function of the warp, offset, bits, uniform) of each constant of a warp.
+        of_cluster: of those that clusters of one CTA differ in, (offset, which of `context.OF_CLUSTER`).
         rows: of the exchange area.
         local_bytes: of local memory, in each lane.
         wgmmas: forms of its wgmma.mma_async.
@@ -72,6 +74,7 @@ class Translation:
     registers: slice
     slots: dict[str, tuple[int, int, bool]]
     constants: tuple[tuple[OfWarp, int, int, bool], ...]
+    of_cluster: tuple[tuple[int, int], ...]
     rows: int
     local_bytes: int
     wgmmas: tuple[WgmmaForm, ...]
@@ -129,10 +132,12 @@ class _Translator:
         constants = tuple(
             (of_warp, slots[name], bits, uniform) for name, of_warp, bits, uniform in program.layout.of_warps
         )
+        local_bytes = self.lowering.context.local_bytes
+        of_cluster = tuple((slots[name], which) for name, which in OF_CLUSTER.items() if name in slots)
         return Translation(
             kernel=self.lowering.kernel, flow=flow, static_shared=self.lowering.context.static_shared,
             bytecode=Bytecode(program, starts), sites=tuple(program.sites), registers=registers, slots=places,
-            constants=constants, rows=program.rows, local_bytes=self.lowering.context.local_bytes,
+            constants=constants, of_cluster=of_cluster, rows=program.rows, local_bytes=local_bytes,
             wgmmas=tuple(program.wgmmas), warp_mmas=tuple(self.lowering.context.warp_mmas), spare=spare,
         )
 
@@ -181,7 +186,7 @@ class Execution:
         self.current: WarpExecution | None = None
         self.tables: dict[Cluster, memory_tables.MemoryTables] = {}
         # The callback refers to this object: a cycle, but collected like any other.
-        self.callback = memory_tables.CALLBACK(self._call)
+        self.callback = memory_tables.CALLBACK(self.call)
         self.run = library().warp_run
         self.callback_address = ctypes.cast(self.callback, ctypes.c_void_p).value
 
@@ -203,7 +208,7 @@ class Execution:
         spare = self.translation.spare
         return (0, 0) if spare is None else (len(self.bytecode.template) // CONSTANTS["REGISTER_CELL"], spare)
 
-    def _call(self, site: int, mask: int) -> int:
+    def call(self, site: int, mask: int) -> int:
         """Executes a site for the running warp; the core calls it."""
         current = self.current
         try:
@@ -244,7 +249,8 @@ def _flags(cluster: Cluster) -> int:
 
 
 class WarpExecution:
-    """The execution of one warp by the core: what a scheduler needs of it."""
+    """The execution of one warp by the core: what a scheduler needs of it. ``ran``: what its turn has ended with where
+    that was before `send`, or None."""
 
     def __init__(self, launch: Execution, warp: Warp, tables: memory_tables.MemoryTables) -> None:
         translation = launch.translation
@@ -263,6 +269,7 @@ class WarpExecution:
         if translation.local_bytes:
             warp.local = np.zeros((32, translation.local_bytes), np.uint8)
         self.error: BaseException | None = None
+        self.ran: int | None = None
         self.place = -1
         self.waits: dict[int, Wait] = {}  # of paths, by their lanes
         self._bulk: np.ndarray | None = None
@@ -288,9 +295,11 @@ class WarpExecution:
         meter = self.warp.cluster.meter
         if meter is not None:
             meter.core.counts_for(self.warp)
-        status = launch.run(
-            launch.bytecode.address, self.address, launch.exchange, self.tables.address, launch.callback_address
-        )
+        status, self.ran = self.ran, None
+        if status is None:
+            status = launch.run(
+                launch.bytecode.address, self.address, launch.exchange, self.tables.address, launch.callback_address
+            )
         if status == _ERROR:
             error, self.error = self.error or self.warp.cluster.barriers.error, None
             self.warp.cluster.barriers.error = None
@@ -328,11 +337,11 @@ class WarpExecution:
         self._bulk[lane] = groups
         self.header.storing |= 1 << lane
 
-    def wait(self) -> None:
-        """The core has found out what the warp waits for."""
+    def wait(self, place: int | None = None) -> None:
+        """The core has found out what the warp waits for, in the instruction of an index (None: the latest)."""
         header, warp = self.header, self.warp
         waits, header.waits = header.waits, 0
-        self.place = self.tables.header.place
+        self.place = self.tables.header.place if place is None else place
         barriers = warp.cluster.barriers
         if waits in (CONSTANTS["WAITS_PHASE"], CONSTANTS["WAITS_STATE"]):
             warp.wait = PhaseWait(barriers, header.mbarrier, header.awaited, waits == CONSTANTS["WAITS_PHASE"])
@@ -346,7 +355,7 @@ class WarpExecution:
         elif waits == CONSTANTS["WAITS_GROUPS"]:
             warp.wait = warp.cluster.wgmma.wait(warp.cta.rank, warp.index, header.awaited, header.newest)
         else:
-            warp.wait = NamedWait(warp.cta.named.barrier(header.awaited))
+            warp.wait = NamedWait(warp.cta.named.barrier(header.awaited), warp.cta.named.waits_in(warp.index))
 
     def publish(self) -> None:
         """Tells the units what the core did since: effects, and accesses that somebody observes."""
@@ -377,6 +386,12 @@ class WarpExecution:
     def standing(self) -> int:
         """The basic block that the warp is in."""
         return self.header.pc
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what the core changes of it."""
+        state = self.address, len(self.launch.translation.bytecode.template)
+        local = self.warp.local
+        return [state] if local is None else [state, (local.ctypes.data, local.nbytes)]
 
     def snapshot(self) -> tuple[bytes, ...]:
         """Everything that decides what the warp does next."""

@@ -14,64 +14,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch.forked import AVAILABLE, Ended, Forked
-from cute_kernels.emulator.machine.launch.launch import Launch
-from cute_kernels.emulator.machine.launch.residents import Residents
-from cute_kernels.emulator.machine.launch.scheduler import Scheduler
+from cute_kernels.emulator.machine.launch.launch import Launch, Waiting
+from cute_kernels.emulator.machine.launch.residents import ClusterWork, Residents
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
-from cute_kernels.emulator.machine.units.sm import Cluster
-from cute_kernels.emulator.observe.counters import Counters, UnitCounters
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.races.launch_accesses import MAP_BYTES, Span, meeting
-from cute_kernels.emulator.races.meetings import Meeting
 
 Progress = Callable[[int, int], None]
 _MAPS = Path("/proc/self/maps")
-
-
-@dataclass(frozen=True)
-class ClusterWork:
-    """Work of a cluster, counted.
-
-    Attributes:
-        executions: of each basic block, per warp role.
-        loaded, stored: bytes of tensor copies.
-        mmas: executed.
-        columns: most tensor-memory columns allocated in one CTA.
-        meter: the work of the units, or None.
-        places: that stand against a certificate, see `races.certificate`: kind, index of the instruction or -1, text.
-        meetings: of them: kind, index, two events.
-    """
-
-    executions: dict[str, list[int]]
-    loaded: int
-    stored: int
-    mmas: int
-    columns: int
-    meter: UnitCounters | None
-    places: frozenset[tuple[str, int, str]] = frozenset()
-    meetings: frozenset[tuple[str, int, Meeting]] = frozenset()
-
-    @staticmethod
-    def of(cluster: Cluster, counters: Counters) -> ClusterWork:
-        """Work of a cluster that has run; ``counters`` are empty."""
-        counters.add(warp for cta in cluster.ctas for warp in cta.warps)
-        meter = None
-        if cluster.meter is not None:
-            meter = UnitCounters()
-            meter.merge(cluster.meter)
-        return ClusterWork(
-            executions=counters.executions, loaded=cluster.bulk.bytes_loaded, stored=cluster.bulk.bytes_stored,
-            mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
-            columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter, places=frozenset(cluster.places),
-            meetings=frozenset(cluster.meetings),
-        )
 
 
 class Dependent(Exception):
@@ -81,14 +37,7 @@ class Dependent(Exception):
 def in_turn(launch: Launch, timeline: Timeline | None) -> Iterator[ClusterWork]:
     """Executes the clusters that have not started, in this process. Raises EmulatorError: what a cluster or a detector
     reports."""
-    for scheduler in Residents(launch, timeline).run():
-        yield ClusterWork.of(scheduler.cluster, Counters(launch.execution.flow))
-
-
-def _execute(launch: Launch, index: int) -> ClusterWork:
-    cluster = launch.make_cluster(index)
-    Scheduler(cluster, launch.execution, launch.options, None, len(launch.waiting)).run()
-    return ClusterWork.of(cluster, Counters(launch.execution.flow))
+    return Residents(launch, timeline).run()
 
 
 def known_dependence(launch: Launch) -> str:
@@ -161,6 +110,7 @@ def at_once(launch: Launch, progress: Progress) -> list[ClusterWork]:
     clusters = len(launch.waiting)
     count = min(launch.options.processes, clusters)
     works: dict[int, ClusterWork] = {}
+    done = 0
     accesses: list[list[Span]] = [[] for _ in range(count)]
     maps: list[frozenset[int]] = [frozenset()] * count
     try:
@@ -175,7 +125,9 @@ def at_once(launch: Launch, progress: Progress) -> list[ClusterWork]:
                     maps[number] = message
                     continue
                 position, works[position] = message
-                progress(len(works), clusters)
+                for _ in range(works[position].clusters):
+                    done += 1
+                    progress(done, clusters)
             _check_apart(launch, accesses)
             _check_maps(accesses, maps)
             _copy_results(processes, accesses)
@@ -183,16 +135,18 @@ def at_once(launch: Launch, progress: Progress) -> list[ClusterWork]:
         raise Dependent(str(ended)) from None
     launch.waiting.clear()
     launch.races.elsewhere += [span for spans in accesses for span in spans]
-    return [works[position] for position in range(clusters)]
+    return [works[position] for position in sorted(works)]
 
 
 def _deal(launch: Launch, number: int, count: int, connection: Connection) -> None:
     """In a forked process: executes every ``count``-th cluster from ``number`` on, and says what they did."""
     launch.options = dataclasses.replace(launch.options, going_on=None)  # which is asked in the order of clusters
     try:
-        indices = launch.waiting.left()
-        for position in range(number, len(indices), count):
-            connection.send((position, _execute(launch, indices[position])))
+        launch.waiting = Waiting(launch.waiting.left()[number::count])
+        position = number
+        for work in in_turn(launch, None):
+            connection.send((position, work))
+            position += count * work.clusters
     except EmulatorError:
         connection.send("something is reported of a cluster")
         return

@@ -58,9 +58,9 @@ class Waiting:
     def __contains__(self, index: int) -> bool:
         return index in self.left()
 
-    def take(self) -> int:
-        """The next one, which starts."""
-        self._begun += 1
+    def take(self, count: int = 1) -> int:
+        """The next ones start; the last of them."""
+        self._begun += count
         return self._indices[self._begun - 1]
 
     def clear(self) -> None:
@@ -198,7 +198,8 @@ class Launch:
                 raise ValueError(f"cluster {index} of a grid of {total} clusters")
         return self.options.clusters
 
-    def _coordinates(self, index: int) -> tuple[int, int, int]:
+    def coordinates(self, index: int) -> tuple[int, int, int]:
+        """%clusterid of an index, or of an array of them."""
         nx, ny = (g // c for g, c in zip(self.grid[:2], self.cluster[:2]))
         return index % nx, index // nx % ny, index // (nx * ny)
 
@@ -212,8 +213,8 @@ class Launch:
             if options.stepped is not None:
                 options.stepped(request, f"cluster {request.cluster}: a try_cancel reports that no cluster is left")
             return None
-        x, y, z = (place * size for place, size in zip(self._coordinates(self.waiting.take()), self.cluster))
+        x, y, z = (place * size for place, size in zip(self.coordinates(self.waiting.take()), self.cluster))
         return x, y, z
 
     def make_cluster(self, index: int) -> Cluster:
-        return Cluster(index, self._coordinates(index), self)
+        return Cluster(index, self.coordinates(index), self)

@@ -13,18 +13,64 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from cute_kernels.common.chips import chip_of
 from cute_kernels.emulator.machine.launch.holds import Holds
 from cute_kernels.emulator.machine.launch.launch import Launch
+from cute_kernels.emulator.machine.launch.places import Place, suits
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.state.tmem import TensorMemory
+from cute_kernels.emulator.machine.units.sm import Cluster
+from cute_kernels.emulator.observe.counters import Counters, UnitCounters
 from cute_kernels.emulator.observe.trace import Timeline
+from cute_kernels.emulator.races.meetings import Meeting
 from cute_kernels.emulator.steps import TURNS
 
 _RANDOM_TURN = 64  # turns of warps that a cluster has at most until another one is drawn
 _LOOKS = 4_000  # strong loads after which a cluster gives way that does something besides
 _MOST_AT_FIRST = 4  # clusters that are interleaved, as long as none of them waits for one that has not begun
+
+
+@dataclass(frozen=True)
+class ClusterWork:
+    """Work of clusters, counted.
+
+    Attributes:
+        executions: of each basic block, per warp role.
+        loaded, stored: bytes of tensor copies.
+        mmas: executed.
+        columns: most tensor-memory columns allocated in one CTA.
+        meter: the work of the units, or None.
+        places: that stand against a certificate, see `races.certificate`: kind, index of the instruction or -1, text.
+        meetings: of them: kind, index, two events.
+        clusters: how many.
+    """
+
+    executions: dict[str, list[int]]
+    loaded: int = 0
+    stored: int = 0
+    mmas: int = 0
+    columns: int = 0
+    meter: UnitCounters | None = None
+    places: frozenset[tuple[str, int, str]] = frozenset()
+    meetings: frozenset[tuple[str, int, Meeting]] = frozenset()
+    clusters: int = 1
+
+    @staticmethod
+    def of(cluster: Cluster, counters: Counters) -> ClusterWork:
+        """Work of a cluster that has run; ``counters`` are empty."""
+        counters.add(warp for cta in cluster.ctas for warp in cta.warps)
+        meter = None
+        if cluster.meter is not None:
+            meter = UnitCounters()
+            meter.merge(cluster.meter)
+        return ClusterWork(
+            executions=counters.executions, loaded=cluster.bulk.bytes_loaded, stored=cluster.bulk.bytes_stored,
+            mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
+            columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter, places=frozenset(cluster.places),
+            meetings=frozenset(cluster.meetings),
+        )
 
 
 class Residents:
@@ -52,11 +98,16 @@ class Residents:
         self._steps = deque(step for step in launch.options.steps if step.kind in TURNS)
         held = [step for step in launch.options.steps if step.kind == "h"]
         self._holds = Holds(held) if held else None
+        self._place = Place(launch, self._scheduler) if suits(launch) else None
 
-    def run(self) -> Iterator[Scheduler]:
-        """The clusters, as they end. Raises EmulatorError: what a cluster or a detector reports, or a hang of the
-        launch."""
+    def run(self) -> Iterator[ClusterWork]:
+        """Work of the clusters, as they end. Raises EmulatorError: what a cluster or a detector reports, or a hang of
+        the launch."""
         while self._launch.waiting or self._running:
+            if self._place is not None and self._place.tries:
+                yield from self._run_in_place()
+                if not self._running:
+                    continue
             scheduler = self._next()
             before = scheduler.cluster.changes()
             self._let_run(scheduler)
@@ -66,12 +117,27 @@ class Residents:
                 self._running.remove(scheduler)
                 for cta in scheduler.cluster.ctas:
                     cta.tmem.leave()
-                yield scheduler
+                yield ClusterWork.of(scheduler.cluster, Counters(self._launch.execution.flow))
             elif scheduler.stuck is None:
                 self._tired.add(scheduler)
             else:
                 self._stuck[scheduler] = None
                 self._patient |= {scheduler} if scheduler.patient else set()
+
+    def _run_in_place(self) -> Iterator[ClusterWork]:
+        """Runs clusters without Python; one that needs it is running then."""
+        launch, place = self._launch, self._place
+        done = place.run()
+        if done:
+            launch.waiting.take(done)
+            counters = Counters(launch.execution.flow)
+            for track, executions in zip(place.tracks, place.executions.tolist()):
+                counters.merge({track: executions})
+            yield ClusterWork(counters.executions, clusters=done)
+        if place.scheduler is not None:
+            launch.waiting.take()
+            self._running.append(place.scheduler)
+            self._begun += 1
 
     def _let_run(self, scheduler: Scheduler) -> None:
         launch, looks = self._launch, scheduler.cluster.polls
@@ -139,7 +205,7 @@ class Residents:
     def _begin(self) -> Scheduler:
         launch = self._launch
         cluster = launch.make_cluster(launch.waiting.take())
-        scheduler = Scheduler(cluster, launch.execution, launch.options, self._timeline, len(launch.waiting))
+        scheduler = self._scheduler(cluster)
         scheduler.holds = self._holds
         self._running.append(scheduler)
         for cta in cluster.ctas if self._tensor else ():
@@ -149,3 +215,7 @@ class Residents:
             self._starved = scheduler
             return self._next()
         return scheduler
+
+    def _scheduler(self, cluster: Cluster) -> Scheduler:
+        launch = self._launch
+        return Scheduler(cluster, launch.execution, launch.options, self._timeline, len(launch.waiting))

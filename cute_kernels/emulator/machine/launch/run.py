@@ -14,8 +14,9 @@ from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.arguments import extents, pack_arguments, require_type
-from cute_kernels.emulator.machine.launch.clusters import ClusterWork, Dependent, at_once, in_turn, known_dependence
+from cute_kernels.emulator.machine.launch.clusters import Dependent, at_once, in_turn, known_dependence
 from cute_kernels.emulator.machine.launch.launch import Launch
+from cute_kernels.emulator.machine.launch.residents import ClusterWork
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters, UnitCounts
@@ -160,7 +161,7 @@ class _Work:
         self.stored += work.stored
         self.mmas += work.mmas
         self.columns = max(self.columns, work.columns)
-        self.clusters += 1
+        self.clusters += work.clusters
         self.places |= work.places
         self.meetings |= work.meetings
 
@@ -211,5 +212,7 @@ def _execute(launch: Launch, work: _Work) -> tuple[int, str]:
         with recording(launch.options.trace) as timeline:
             for done in in_turn(launch, timeline):
                 work.add(done)
-                tell(clusters - len(launch.waiting), clusters)
+                gone = clusters - len(launch.waiting)
+                for number in range(gone - done.clusters, gone):
+                    tell(number + 1, clusters)
     return processes, one_process

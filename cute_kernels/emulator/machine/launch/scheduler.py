@@ -26,7 +26,7 @@ from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.steps import Step
 
-_SLICE = 20_000  # basic blocks until a warp that never waits gives way
+SLICE = 20_000  # basic blocks until a warp that never waits gives way
 _RANDOM_SLICE = 24
 _PATIENCE = 3  # rounds in which every suspended wait timed out and nothing changed
 _SLEEPING_PATIENCE = 10_000  # the same while a warp sleeps: how often it does before it goes on is its own affair
@@ -71,6 +71,8 @@ class Scheduler:
         holds: of the launch, or None.
         pause: asked after each turn of a warp whether to leave off; `run` then returns, also where warps wait only for
             another launch, and goes on when it is called again. None: it runs to the end.
+        first, found: of a cluster whose first round is under way: the warp that goes on with it (None: all do), and
+            `Cluster.changes` before it.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class Scheduler:
         self.others: Sequence[Scheduler] = ()
         self.polls_before = 0  # strong loads until anything happened last
         self.pause: Callable[[], bool] | None = None
+        self.first: Warp | None = None
+        self.found: tuple[int, int, int] | None = None
         self.steps: deque[Step] = deque()
         self.holds: Holds | None = None
         self.cluster, self.execution, self.options = cluster, execution, options
@@ -123,18 +127,22 @@ class Scheduler:
         if not cluster.running and cluster.trace is not None:
             cluster.trace.close()
 
+    def begin(self) -> None:
+        """All warps are before their first instruction, unless they have begun."""
+        for warp in self.cluster.warps:
+            warp.code = warp.code or self.execution.start(warp)
+
     def _run(self) -> None:
         cluster = self.cluster
-        for warp in cluster.warps:
-            warp.code = warp.code or self.execution.start(warp)
+        self.begin()
         idle_rounds = 0
         if self.patient:
-            self.suspicious = _SLICE
+            self.suspicious = SLICE
         while cluster.running:
             interrupts.check()  # where only asynchronous work goes on, no warp has a turn
             if self._pauses():
                 return
-            before = cluster.changes()
+            before, self.found = self.found or cluster.changes(), None
             ran = self._round()
             self._check_limit()
             if cluster.changes() != before:
@@ -180,6 +188,8 @@ class Scheduler:
             self._take(self.steps.popleft())
             return True
         warps = self.cluster.warps
+        if self.first is not None:
+            warps, self.first = warps[warps.index(self.first) :], None
         self.long_slice = False
         if self.random:
             self.rng.shuffle(warps)
@@ -217,11 +227,11 @@ class Scheduler:
             if warp not in self.cluster.running or self._holds(warp) is not None:
                 continue
             ran = True
-            budget = self.rng.randrange(1, _RANDOM_SLICE) if self.random else _SLICE
+            budget = self.rng.randrange(1, _RANDOM_SLICE) if self.random else SLICE
             self._turn(warp, Step(self.cluster.index, "w", warp.number, budget))
             if warp.wait is None:
                 self.idle_blocks += budget
-                self.long_slice |= budget == _SLICE
+                self.long_slice |= budget == SLICE
             if self.options.completion == "random":
                 self.cluster.engine.tick()
             if self._pauses():
@@ -240,7 +250,7 @@ class Scheduler:
         stop = self.holds.stop(self.cluster.index, warp.number) if self.holds is not None else None
         try:
             if stop is None:
-                self._resume(warp, _SLICE if step.count is None else step.count)
+                self._resume(warp, SLICE if step.count is None else step.count)
             else:
                 step = self._go_up_to(warp, step, stop)
         finally:
@@ -252,7 +262,7 @@ class Scheduler:
     def _go_up_to(self, warp: Warp, step: Step, stop: int) -> Step:
         """A turn that ends in front of the block with which the warp has executed so many instructions. Returns it."""
         longest = max(block.end - block.start for block in self.execution.flow.blocks)
-        spent, budget = 0, _SLICE if step.count is None else step.count
+        spent, budget = 0, SLICE if step.count is None else step.count
         while spent < budget:
             part = max(1, min(budget - spent, (stop - warp.code.steps) // longest))
             self._resume(warp, part)
@@ -267,7 +277,7 @@ class Scheduler:
         going = self.holds.passed(self.cluster.index, warp.number, warp.code if warp in self.cluster.running else None)
         for each in self.cluster.warps:
             if each.number in going:
-                self._turn(each, Step(self.cluster.index, "w", each.number, _SLICE))
+                self._turn(each, Step(self.cluster.index, "w", each.number, SLICE))
 
     def _ready(self, warp: Warp) -> bool:
         try:

@@ -67,11 +67,12 @@ class AsyncEngine:
         where: the instruction of an index and the label of the warp of a number; None: not known.
         shared_queues: numbers of queues that have operations of both kinds.
         reraise: raises what an operation of the core has come upon.
+        rng: draws the times of ``random``.
         stepped: called with the index of each queue whose first operation `step` is about to run, and its description.
 
     Args:
         policy: when an operation takes effect.
-        rng: draws the times of ``random``.
+        rng: as above.
         issuer: the instruction that is executed now and the label of its warp; None: nobody executes.
         tables: the core's `Tables`, for what it performs.
 
@@ -86,7 +87,7 @@ class AsyncEngine:
         if policy not in ("eager", "lazy", "random"):
             raise ValueError(f"completion policy = {policy!r}: must be 'eager', 'lazy' or 'random'")
         self.policy = policy
-        self._rng = rng or random.Random(0)
+        self.rng = rng or random.Random(0)
         self.issuer = issuer
         self.observed = False
         self.noted: Callable[[], None] = lambda: None
@@ -134,7 +135,7 @@ class AsyncEngine:
     def tick(self) -> None:
         """To be called between warp slices: ``random`` runs zero to two operations, the others none."""
         if self.policy == "random" and self.work.count:
-            for _ in range(self._rng.choice((0, 0, 1, 2))):
+            for _ in range(self.rng.choice((0, 0, 1, 2))):
                 self.step()
 
     def step(self, index: int | None = None) -> bool:
@@ -147,7 +148,7 @@ class AsyncEngine:
         if not count or (index is not None and index >= count):
             return False
         if index is None:
-            index = self._rng.randrange(count) if self.policy == "random" else -1
+            index = self.rng.randrange(count) if self.policy == "random" else -1
         if self.stepped is not None:
             self.stepped(index, f"takes effect: {self._next_of(index)}")
         wrong = library().work_step(self.address, index)

@@ -71,6 +71,7 @@ class MBarriers:
         tables: the core's `Tables`; they are at ``address``.
         error: what `ask` has raised.
         noted: passes on what the core has noted for observers.
+        callback_address: of `report`, which the tables have.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class MBarriers:
             entry.size, entry.slots = cta.size, slots.ctypes.data
         self.error: BaseException | None = None
         self.noted: Callable[[], None] = lambda: None
-        self._callback = _CALLBACK(self._report)
-        self.tables.report = ctypes.cast(self._callback, ctypes.c_void_p).value
+        self._callback = _CALLBACK(self.report)
+        self.callback_address = self.tables.report = ctypes.cast(self._callback, ctypes.c_void_p).value
 
     def __iter__(self) -> Iterator[MBarrier]:
         return iter(self._barriers.values())
@@ -183,7 +184,7 @@ class MBarriers:
 
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
-    def _report(self, what: int) -> int:
+    def report(self, what: int) -> int:
         """Answers the core, which calls this: 0 to go on."""
         try:
             return not self.ask(what)

@@ -42,6 +42,10 @@ class NamedBarriers:
         self._points: dict[int, Point] = {}
         self._who: dict[int, np.ndarray] = {}
 
+    def span(self) -> tuple[int, int]:
+        """(address, bytes) of them."""
+        return self.address, self._words.nbytes
+
     def recount(self) -> None:
         """Warps are there, or have exited: a barrier over all threads may be complete now."""
         completed = library().named_recount(self.address, self.cta.live_threads())
@@ -55,6 +59,10 @@ class NamedBarriers:
     def generation(self, number: int) -> int:
         """How often a barrier has completed."""
         return self._words[_BARRIERS + number * _WORDS]
+
+    def waits_in(self, warp: int) -> int:
+        """The generation that a warp waits for."""
+        return self._state.waiting[warp]
 
     def arrivals(self, number: int) -> list[str]:
         """Labels of the warps that have arrived, in order."""
@@ -81,6 +89,11 @@ class NamedBarriers:
         if new_point is not None and number not in self._points:
             self._points[number] = new_point()
             state.point = self._points[number].address
+
+    def copy_room(self, number: int, target: ctypes.Array[ctypes.c_char]) -> None:
+        """Makes known in a copy of them what `make_room` has made."""
+        copy, state = _NamedBarriers.from_buffer(target).barriers[number], self._state.barriers[number]
+        copy.who, copy.room, copy.point = state.who, state.room, state.point
 
     def fault(self, what: int, fault: ctypes.Structure, warp: WarpState) -> BarrierMisuse:
         """An arrival that must not be (``what``: WRONG_NUMBER and so on), in words."""

@@ -92,6 +92,10 @@ class SharedMemory:
         self.barrier_low, self.barrier_high = size, 0
         self._gaps: tuple[tuple[int, int], ...] = ()
 
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of its bytes and of their states."""
+        return [(each.ctypes.data, each.nbytes) for each in (self.data, self.states)]
+
     def exclude(self, ranges: tuple[tuple[int, int], ...]) -> None:
         """With ``detect``, nothing may access these (first offset, end), which belong to no array."""
         if self.detect:

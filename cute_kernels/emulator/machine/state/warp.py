@@ -152,9 +152,9 @@ class PhaseWait(Wait):
 class NamedWait(Wait):
     """bar.sync and, of a cluster's barrier, barrier.cluster.wait."""
 
-    def __init__(self, barrier: PhasedBarrier) -> None:
-        self.barrier, self.generation = barrier, barrier.generation
-        self.key, self.kind = barrier.key, str(barrier.key[0])
+    def __init__(self, barrier: PhasedBarrier, generation: int | None = None) -> None:
+        self.barrier, self.key, self.kind = barrier, barrier.key, str(barrier.key[0])
+        self.generation = barrier.generation if generation is None else generation
 
     def ready(self) -> bool:
         return self.barrier.generation != self.generation
@@ -194,8 +194,6 @@ class WarpState:
         self.cluster: ClusterState = cta.cluster
         self.index, self.live, self.role = index, live, role
         self.number = 0
-        several = cta.cluster.grid != cta.cluster.shape  # a CTA's number counts in its cluster
-        self.label = str(WarpName(cta.cluster.index, cta.rank, index, role, several))
         self.track = role or f"warp {index}"
         self.counts: Sequence[int] = [0] * (blocks + 1)
         self.wait: Wait | None = None
@@ -205,6 +203,11 @@ class WarpState:
         x, y, _ = cta.cluster.block
         threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)
         self.tid_x, self.tid_y, self.tid_z = threads % x, threads // x % y, threads // (x * y)
+
+    @property
+    def label(self) -> str:
+        several = self.cluster.grid != self.cluster.shape  # a CTA's number counts in its cluster
+        return str(WarpName(self.cluster.index, self.cta.rank, self.index, self.role, several))
 
     def executing(self) -> int:
         """Index of the instruction that it is executing; -1: not known."""

@@ -137,6 +137,10 @@ class Cta:
         self.named = NamedBarriers(self)
         self.registers: RegisterPool | None = None
 
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what the core changes of its memory and named barriers."""
+        return [*self.shared.spans(), self.named.span()]
+
     def live_threads(self) -> int:
         """Threads that have not exited, in whole warps."""
         return 32 * sum(1 for warp in self.warps if warp in self.cluster.running)
@@ -287,13 +291,27 @@ class Cluster:
             role = roles[index] if index < len(roles) else ""
             warp = Warp(cta, index, (1 << min(32, threads - first)) - 1, role, launch.blocks)
             warp.number = len(self.barriers.labels)
-            self.barriers.labels.append(warp.label)
+            self.barriers.labels.append(label := warp.label)
             cta.warps.append(warp)
             if self.tracker is not None:
-                warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
+                warp.agent = self.tracker.make_agent(cta.rank, warp.live, label)
                 warp.agent.warp = warp
         if launch.registers is not None:
             cta.registers = RegisterPool(launch.registers, len(cta.warps))
+
+    def become(self, index: int, coordinates: tuple[int, int, int], number: int) -> None:
+        """In its place, of one CTA, another one has begun, of which Python has seen nothing yet.
+
+        Args:
+            index, coordinates: its own.
+            number: of the race detector.
+        """
+        (cta,) = self.ctas
+        self.index, self.coordinates, cta.coordinates = index, coordinates, coordinates
+        self.rng, self.engine.rng = cluster_random(self.options.seed, index)
+        self.barriers.labels[:] = (warp.label for warp in cta.warps)
+        if self.tracker is not None:
+            self.tracker.become(number, self.barriers.labels)
 
     @property
     def clock(self) -> int:

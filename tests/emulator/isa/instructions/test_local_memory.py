@@ -73,14 +73,14 @@ def test_an_address_that_is_one_number_is_another_place_in_each_lane() -> None:
 
 def test_an_access_is_no_call_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     called: Counter[str] = Counter()
-    call = Execution._call
+    call = Execution.call
 
     def counted(self: Execution, site: int, mask: int) -> int:
         instruction = self.translation.sites[site].instruction
         called[instruction.opcode if instruction is not None else ""] += 1
         return call(self, site, mask)
 
-    monkeypatch.setattr(Execution, "_call", counted)
+    monkeypatch.setattr(Execution, "call", counted)
     body = """
         cvta.local.u64 %d3, %d2; st.local.u32 [%d2+4], %r1; ld.u32 %r3, [%d3+4]; st.u32 [%d3+8], %r3;
         ld.local.u32 %r4, [%d2+8]; st.global.u32 [%d1], %r4;

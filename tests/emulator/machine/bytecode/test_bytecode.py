@@ -211,14 +211,14 @@ def test_faults_of_tensor_memory_are_reported_at_their_line(name: str, detectors
 def calls_of_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Gets a list to which the core adds what it calls Python for."""
     called: list[str] = []
-    call = Execution._call
+    call = Execution.call
 
     def counted(self: Execution, site: int, mask: int) -> int:
         instruction = self.translation.sites[site].instruction
         called.append("exit" if instruction is None else instruction.opcode)
         return call(self, site, mask)
 
-    monkeypatch.setattr(Execution, "_call", counted)
+    monkeypatch.setattr(Execution, "call", counted)
     return called
 
 

@@ -54,14 +54,15 @@ STORE = "st.global.b32 [%d1], %r3; ret;"
 
 @pytest.mark.usefixtures("no_process_is_left")
 def test_a_process_that_ends_before_it_is_done(monkeypatch: pytest.MonkeyPatch):
-    parent, execute = os.getpid(), clusters._execute
+    parent, in_turn = os.getpid(), clusters.in_turn
 
-    def end(launch: Any, index: int) -> Any:
-        if index == 3 and os.getpid() != parent:
-            os._exit(0)
-        return execute(launch, index)
+    def end(launch: Any, timeline: Any) -> Any:
+        for work in in_turn(launch, timeline):
+            if os.getpid() != parent:
+                os._exit(0)
+            yield work
 
-    monkeypatch.setattr(clusters, "_execute", end)
+    monkeypatch.setattr(clusters, "in_turn", end)
     report = compare(STORE)
     assert report.one_process == "a process ended before it was done"
 

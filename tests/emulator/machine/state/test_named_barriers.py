@@ -134,14 +134,14 @@ def test_the_core_needs_no_python(
 ) -> None:
     """Of a kernel whose warpgroups take turns: for no barrier, and never for a wait for wgmmas."""
     calls: collections.Counter[str] = collections.Counter()
-    call = Execution._call
+    call = Execution.call
 
     def counted(self: Execution, site: int, mask: int) -> int:
         instruction = self.translation.sites[site].instruction
         calls["" if instruction is None else instruction.opcode.split(".")[0] + "." + instruction.parts[1]] += 1
         return call(self, site, mask)
 
-    monkeypatch.setattr(Execution, "_call", counted)
+    monkeypatch.setattr(Execution, "call", counted)
     frozen = records.read("gemm-sm90-pingpong").launch
     path = tmp_path / "trace" if traced else None
     frozen.execute(frozen.ptx, dataclasses.replace(Options(detectors=detectors), trace=path))
