@@ -6,6 +6,7 @@ round, it is another order. Those of pairs that one of the places has are tried 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -35,7 +36,10 @@ class Orders:
         """Meetings that are tried for each place; others of a place are further orders."""
         everything = [list(each) for each in meetings]
         for each in everything:
-            for meeting in each[:_MOST_TRIED]:
+            abroad = (one for one in each if one.first and one.first[0] != one.second[0])
+            home = (one for one in each if not one.first or one.first[0] == one.second[0])
+            mixed = (one for pair in itertools.zip_longest(abroad, home) for one in pair if one is not None)
+            for meeting in itertools.islice(mixed, _MOST_TRIED):
                 if (one := frozenset(meeting.steps)) not in self._planned:
                     self._planned.add(one)
                     self.words |= dict.fromkeys(meeting.steps, meeting.words)

@@ -70,6 +70,7 @@ class Visits:
     def __init__(self) -> None:
         self._latest: dict[int, dict[bool, Visit]] = {}
         self._counts: Counter[tuple[int, int]] = Counter()
+        self._met: set[tuple[Event, Event]] = set()
 
     def note(
         self, address: int, visit: Visit, ordered: Callable[[Visit], bool], where: Callable[[], str]
@@ -86,7 +87,9 @@ class Visits:
         for earlier in latest.values():
             pair = earlier.instruction, visit.instruction
             apart = earlier.event[:2] != visit.event[:2] and (earlier.writes or visit.writes)
-            if apart and self._counts[pair] < _MOST and not ordered(earlier):
+            events = earlier.event, visit.event  # which may meet at several addresses
+            if apart and self._counts[pair] < _MOST and events not in self._met and not ordered(earlier):
                 self._counts[pair] += 1
+                self._met.add(events)
                 yield Meeting(earlier.event, visit.event, f"{visit.label} before {earlier.label} at {where()}")
         latest[visit.writes] = visit

@@ -273,3 +273,16 @@ def test_what_is_shown_is_so_by_brute_force() -> None:
     assert counts["faulty, shown"] >= 2 * max(1, counts["faulty"]), counts
     late = [search for verdict, search in found if search.launches[0].certificate.lines()[2].endswith("lazy: hang")]
     assert late, "asynchronous work came late"
+
+
+def test_two_events_meet_once_whatever_they_share() -> None:
+    """Sums at 32 addresses: of the pairs inside a cluster and between clusters some of both are tried."""
+    body = f"""{THREAD_OUTPUT} and.b32 %r5, %r1, 31; mul.wide.u32 %d4, %r5, 4; add.u64 %d4, %d4, %d0;
+        red.relaxed.gpu.global.add.u32 [%d4], 1; ret;"""
+    recorder, _ = recorded(body, 3, 96)
+    (place,) = recorder.launches[0].certificate.places
+    assert len({(each.first, each.second) for each in place.meetings}) == len(place.meetings) == 8
+    search = Search(recorder.launches, Budget(None, 0, orders=5))
+    assert search.run() is None and (search.tally.places, search.tally.orders) == (3, 5)
+    tried = search.launches[0].certificate.places[0].tried
+    assert {each.first[0] == each.second[0] for each in tried} == {True, False} and len(tried) == 3
