@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test gpu orders integrations programs peers lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions ptxas docs release hub nightly clean
+.PHONY: demo test gpu orders integrations programs peers lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions ptxas docs pictures release hub nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -110,6 +110,15 @@ dsl-versions: $(VENV)/.installed-test
 # The documentation as a site, site/index.html; fails if a link, an anchor or a reference leads nowhere.
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
+
+# The pictures of docs/. The page needs Chromium (apt install chromium), or CHROMIUM=google-chrome.
+CHROMIUM ?= chromium
+pictures: $(VENV)/.installed-test
+	@command -v $(CHROMIUM) || { echo "no $(CHROMIUM): apt install chromium, or name another by CHROMIUM=.."; exit 1; }
+	$(BIN)/python docs/report_picture.py
+	mkdir -p build
+	$(BIN)/cute-kernels explore --batch 4736 --vary tile_n=128,256 --vary stages=2-6 --output build/page.html
+	$(CHROMIUM) --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1600,1160 --screenshot=docs/explore.png build/page.html
 
 # What an owner uploads to the package index, built and checked in fresh environments, in dist/. docs/contributing.md
 release: $(VENV)-release/.installed

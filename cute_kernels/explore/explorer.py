@@ -32,13 +32,14 @@ def measured(problem: Any, rows: Sequence[Row]) -> list[Row]:
 
 
 def frame(rows: Sequence[Row]) -> Any:
-    """The rows as a data frame of pandas, or the records of `sweep_outcomes.records` where pandas is not installed."""
+    """The rows as a data frame of pandas, whose integers stay integers where some are missing, or the records of
+    `sweep_outcomes.records` where pandas is not installed."""
     found = sweep_outcomes.records(rows)
     try:
         import pandas
     except ModuleNotFoundError:
         return found
-    return pandas.DataFrame(found).set_index("row")
+    return pandas.DataFrame(found).convert_dtypes().set_index("row")
 
 
 # --- timelines: the first cluster of a launch in the emulator under a random schedule --------------------------------

@@ -97,8 +97,8 @@ for (const place of all(".copy")) {
 
 // A plot of two columns of numbers.
 const numeric = names.map((_, column) => column).filter(column => column && lines.some(line => number(cell(line, column))));
-const least = names.indexOf("modelled us, least"), most = names.indexOf("modelled us, most");
-const axes = ["shared B", "measured us", "modelled us", "warp instructions", "registers"].map(name => names.indexOf(name));
+const least = names.indexOf("modelled_us_least"), most = names.indexOf("modelled_us_most");
+const axes = ["shared_bytes", "measured_us", "modelled_us", "warp_instructions", "registers"].map(name => names.indexOf(name));
 const [x, y] = !$("#axes") ? [] : ["x", "y"].map((name, position) => {
   const select = make("select", {}, ...numeric.map(column => make("option", { value: column }, names[column])));
   select.value = axes.filter(column => numeric.includes(column))[position] ?? numeric[position] ?? "";
@@ -109,7 +109,7 @@ const [x, y] = !$("#axes") ? [] : ["x", "y"].map((name, position) => {
 function plot() {
   const shown = lines.filter(line => number(cell(line, x.value)) && number(cell(line, y.value)));
   const values = (select, more = []) => shown.flatMap(line => [select.value, ...more].map(column => +cell(line, column)));
-  const ranged = names[y.value] === "modelled us" ? [least, most] : [];
+  const ranged = names[y.value] === "modelled_us" ? [least, most] : [];
   const scale = (found, from, to) => {
     const [low, high] = [Math.min(...found), Math.max(...found)];
     return value => high > low ? from + (value - low) / (high - low) * (to - from) : (from + to) / 2;

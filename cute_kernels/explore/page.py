@@ -136,7 +136,8 @@ def _hidden(rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> set[in
     """Columns that are not shown at first: counts of one unit, and what all rows share."""
     counts = dict.fromkeys(name for row in rows for name in row.counts)
     few = {"warp instructions", "shared: bank conflicts", "L2 bytes read"}
-    names = {name for name in counts if name not in few} | {"modelled us, least", "modelled us, most"}
+    names = {sweep_outcomes.tidy(name) for name in counts if name not in few}
+    names |= {"modelled_us_least", "modelled_us_most"}
     names |= {name for name in ("design", "refused") if len({record[name] for record in records}) == 1}
     return {number for number, name in enumerate(records[0]) if name in names}
 
@@ -153,7 +154,7 @@ def _line(row: Row, record: Mapping[str, Any], hidden: set[int]) -> str:
         elif name == "row":
             text = _tag("label", f'<input type="radio" name="row" value="{number}"> {number}')
             text += f'<a href="#row-{number}">plan</a>'
-        elif name == "modelled us" and row.prediction is not None:
+        elif name == "modelled_us" and row.prediction is not None:
             text += f" <small>{row.prediction.least:,.0f} to {row.prediction.most:,.0f}</small>"
         kind = "number" if isinstance(value, (int, float)) else None
         cells.append(_tag("td", text, data_v=value, class_=kind, hidden=column in hidden or None))

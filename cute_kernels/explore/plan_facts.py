@@ -109,8 +109,8 @@ def counted(plan: Plan) -> Facts:
 
 def counts_of(reports: "Iterable[Report]") -> Facts:
     """Warp instructions by role, and the work of each unit, of launches that ran with counters, added up."""
-    roles: dict[str, float] = collections.defaultdict(float)
-    units: dict[str, float] = collections.defaultdict(float)
+    roles: dict[str, int] = collections.defaultdict(int)
+    units: dict[str, int] = collections.defaultdict(int)
     for report in reports:
         for role, kinds in report.units.instructions.items():
             roles[f"warp instructions: {role}"] += sum(kinds.values())

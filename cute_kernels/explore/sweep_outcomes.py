@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,15 @@ UNITS = {
 }  # fmt: skip
 
 
+_NAMES = {"stack": "stack_bytes", "shared": "shared_bytes", "tmem": "tmem_columns", "modelled": "modelled_us",
+          "measured": "measured_us"}  # fmt: skip
+
+
+def tidy(column: str) -> str:
+    """Name of a column in records: lower-case words, and units, joined by underlines."""
+    return _NAMES.get(column) or re.sub(r"\W+", "_", column.lower())
+
+
 def columns_of(rows: Iterable[Row]) -> list[str]:
     """Columns that some row has a value of."""
     rows = list(rows)
@@ -43,19 +53,30 @@ def check_column(rows: Sequence[Row], column: str, option: str) -> None:
 
 
 def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every row as a flat mapping, for JSON, CSV or a data frame; what a row does not have is None."""
+    """Every row as a flat mapping, for JSON, CSV or a data frame, with columns named by `tidy`.
+
+    What a row does not have is None. Counts, bytes, registers and a program's options that are integers are int."""
     numbered, columns = numbers(rows), columns_of(rows)
-    fields = dict.fromkeys(name for row in rows for name in row.settings)
+    fields = {name: _values(row.settings.get(name) for row in rows) for row in rows for name in row.settings}
     found = []
-    for row in rows:
-        made = {"row": numbered[id(row)], **{name: row.settings.get(name) for name in fields}, "design": row.design}
-        made |= {UNITS.get(name, name): value(row, name) for name in columns}
+    for place, row in enumerate(rows):
+        settings = {name: values[place] for name, values in fields.items()}
+        made = {"row": numbered[id(row)], **settings, "design": row.design}
+        made |= {tidy(name): value(row, name) for name in columns}
         if row.prediction is not None:
-            made |= {"modelled us, least": row.prediction.least, "modelled us, most": row.prediction.most}
-            made["largest part of the sum"] = row.prediction.largest_part
+            made |= {"modelled_us_least": row.prediction.least, "modelled_us_most": row.prediction.most}
+            made["modelled_largest_part"] = row.prediction.largest_part
         found.append(made | {"refused": row.reason})
     names = dict.fromkeys(itertools.chain(*found))
     return [{name: made.get(name) for name in names} for made in found]
+
+
+def _values(values: Iterable[Any]) -> list[Any]:
+    """Values of a field; as integers where a program's options spell nothing else."""
+    values = list(values)
+    if all(one is None or isinstance(one, str) and re.fullmatch(r"-?\d+", one) for one in values):
+        return [None if one is None else int(one) for one in values]
+    return values
 
 
 def numbers(rows: Sequence[Row]) -> dict[int, int]:

@@ -170,7 +170,7 @@ def test_a_program_is_explored(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == f"{output}\n"
     page = output.read_text()
     seen = Seen(page)
-    assert cells_of(seen)[1]["L2 bytes written"] == str(float(64 * 32 * 4)) and len(seen.found("svg")) == 1
+    assert cells_of(seen)[1]["l2_bytes_written"] == str(64 * 32 * 4) and len(seen.found("svg")) == 1
     assert "cute-kernels emulate --arch sm_90a" in seen.text and "--m 64 --rows=16" in seen.text
     trace = json.loads((tmp_path / "bias.trace.json").read_text())
     assert 'href="bias.trace.json"' in page and trace["traceEvents"]

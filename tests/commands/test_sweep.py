@@ -30,7 +30,7 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.dsl import kernel_cache
-from cute_kernels.explore import plan_facts, sweep_table
+from cute_kernels.explore import explorer, plan_facts, sweep_table
 from cute_kernels.explore import sweep_program as sweep_program_module
 from cute_kernels.explore.page import page
 from cute_kernels.explore.sweep_outcomes import (
@@ -263,10 +263,23 @@ def test_a_front_of_any_two_columns() -> None:
 def test_records_have_one_set_of_names() -> None:
     found = records([made(4.0, 8), Row({"stages": 9}, reason="too large")])
     assert found[0] == {
-        "row": 1, "stages": 8, "design": None, "shared B": 8, "modelled us": 4.0, "modelled us, least": 3.0,
-        "modelled us, most": 5.0, "largest part of the sum": "copies", "refused": None,
+        "row": 1, "stages": 8, "design": None, "shared_bytes": 8, "modelled_us": 4.0, "modelled_us_least": 3.0,
+        "modelled_us_most": 5.0, "modelled_largest_part": "copies", "refused": None,
     }  # fmt: skip
-    assert list(found[1]) == list(found[0]) and found[1]["refused"] == "too large" and found[1]["modelled us"] is None
+    assert list(found[1]) == list(found[0]) and found[1]["refused"] == "too large" and found[1]["modelled_us"] is None
+
+
+def test_integers_of_records_stay_integers() -> None:
+    """Options of programs, which are text, too; counts of the emulator; a data frame's, where some are missing."""
+    rows = [Row({"m": "16", "way": "1"}, counts={"TMA loads, all": 3}), Row({"m": "-8", "way": "a"}, reason="no")]
+    found = records(rows)
+    assert [(each["m"], each["way"], each["tma_loads_all"]) for each in found] == [(16, "1", 3), (-8, "a", None)]
+    plan = make_plan(PatchEmbedProblem(m=128, n=128, k=64), Sm90PatchEmbedConfig())
+    assert {type(one) for one in plan_facts.counted(plan).values()} == {int}
+    pandas = pytest.importorskip("pandas")
+    frame = explorer.frame(rows)
+    assert str(frame.tma_loads_all.dtype) == str(frame.m.dtype) == "Int64" and frame.tma_loads_all.isna().sum() == 1
+    assert pandas.read_csv(io.StringIO(frame.to_csv()), dtype_backend="numpy_nullable").m.tolist() == [16, -8]
 
 
 def test_maps_have_every_array_of_every_legal_row() -> None:
@@ -318,7 +331,7 @@ def test_a_table_without_compilation(
     assert "varying stages 4 to 6 (12 pairs, in 12 of which other fields follow): " in text
     found = json.loads((tmp_path / "rows.json").read_text())
     assert len(found) == 49 and found[0]["row"] == 0 and "registers" not in found[0]
-    times = {row["modelled us"] for row in found if row["tmem_load_width"] == 64 and row["refused"] is None}
+    times = {row["modelled_us"] for row in found if row["tmem_load_width"] == 64 and row["refused"] is None}
     assert len(times) == 1
     with open(tmp_path / "rows.csv", newline="") as file:
         assert [row["stages"] for row in csv.DictReader(file)] == ["", *(str(4 + n // 12) for n in range(48))]
