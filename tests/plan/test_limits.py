@@ -183,7 +183,6 @@ NAMES: list[tuple[MakePlan, str]] = [
     (embed("sm_100a", E100(epilogue="f16")), "epilogue"),
     (embed("sm_100a", E100(order="snake")), "order"),
     (embed("sm_100a", E100(table="paired")), "table"),
-    (embed("sm_100a", E100(store="bulk")), "store"),
     (embed("sm_100a", E100(stagger_clocks=-1)), "stagger_clocks"),
     (embed("sm_90a", E90(epilogue="f16")), "epilogue"),
     (embed("sm_90a", E90(weight="tmem")), "weight"),
