@@ -2,10 +2,13 @@
 
 import argparse
 import dataclasses
+import hashlib
 import json
+import os
 import time
 from collections import Counter
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels.commands import check, workers
 from cute_kernels.commands import emulate as command
@@ -17,12 +20,15 @@ from cute_kernels.emulator import errors
 from cute_kernels.emulator.checking import outcomes
 from cute_kernels.emulator.checking.mutation import campaign
 from cute_kernels.emulator.checking.mutation.campaign import Kernel
-from cute_kernels.emulator.checking.mutation.judge import Verdict
+from cute_kernels.emulator.checking.mutation.judge import Verdict, verdict_on
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.emulator.reports.document import Outcome
 from cute_kernels.emulator.reports.reporter import Reporter
+
+if TYPE_CHECKING:
+    from cute_kernels.explore.store import Lines
 
 BELOW = 5
 """Exit status where the score is below ``--fail-under``."""
@@ -57,6 +63,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--every", type=count, default=1, metavar="K", help="only every K-th mutant (default: all)")
     workers.add_worker_arguments(parser)
+    workers.add_store(parser, "verdict")
     parser.add_argument(
         "--launches",
         type=count,
@@ -87,6 +94,10 @@ def mutate(options: argparse.Namespace) -> int:
     no mutant of that key."""
     if options.output is not None:
         files.check_output(options.output)
+    if options.resume and options.store is None:
+        raise ValueError("--resume is for --store FILE")
+    if options.store is not None:
+        files.check_output(options.store)
     return check.reporting(options, "mutate", _mutate)
 
 
@@ -101,11 +112,15 @@ def _mutate(
     if not any(numbers for _, numbers in work):
         what = f"has {options.match!r} in its key" if options.match else "is there"
         raise ValueError(f"no mutant {what}: the kernels' PTX has no such synchronisation")
-    start, verdicts = time.perf_counter(), []
+    start, verdicts, store = time.perf_counter(), [], None
+    if options.store is not None:
+        import cute_kernels.explore.store as stores  # needs torch
+
+        store = stores.Lines(options.store, resume=options.resume)
     with workers.workers_of(options) as where:
         for kernel, numbers in work:
             try:
-                found = judge(kernel, numbers, how, where, options.quiet)
+                found = judge(kernel, numbers, how, where, options.quiet, store and Kept(store, options, kernel, how))
             except EmulatorError as error:
                 # Under one of six schedules, which need not be one that options of `emulate` describe.
                 reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
@@ -138,16 +153,53 @@ def chosen(kernel: Kernel, options: argparse.Namespace) -> list[int]:
     return matching[:: options.every]
 
 
-def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], where: dict[str, Any], quiet: bool) -> list[Verdict]:
-    """Verdicts on mutants of a kernel; without ``quiet`` with a line that says how far it is."""
+class Kept:
+    """Verdicts on mutants of a kernel in a file."""
+
+    def __init__(self, store: "Lines", options: argparse.Namespace, kernel: Kernel, how: dict[str, Any]) -> None:
+        import cute_kernels.explore.store as stores
+
+        self._store, self._kernel = store, kernel
+        self._origin = {
+            "program": os.path.abspath(options.script), "arguments": options.arguments, "arch": options.arch,
+            "digest": stores.program_digest(Path(options.script).resolve()), "launches": options.launches,
+            "ptx": hashlib.sha256(kernel.ptx.encode()).hexdigest(), "kernel": kernel.name,
+            "options": {name: repr(one) for name, one in how.items() if name != "going_on"},
+        }  # fmt: skip
+
+    def found(self, number: int) -> Verdict | None:
+        """The verdict on a mutant, where the file has it."""
+        mutant = self._kernel.mutants[number]
+        record = self._store.found({**self._origin, "mutant": mutant.key})
+        if record is None:
+            return None
+        facts = {name: record[name] for name in ("killer", "schedule", "message")}
+        return dataclasses.replace(verdict_on(self._kernel.name, self._kernel.ptx, mutant), **facts)
+
+    def add(self, verdict: Verdict) -> None:
+        """Appends a verdict."""
+        self._store.verdict({**self._origin, "mutant": verdict.key}, verdict)
+
+
+def judge(
+    kernel: Kernel, numbers: list[int], how: dict[str, Any], where: dict[str, Any], quiet: bool,
+    kept: Kept | None = None,
+) -> list[Verdict]:
+    """Verdicts on mutants of a kernel, those that are ``kept`` included; without ``quiet`` with a line that says how
+    far it is."""
     counts: Counter[str] = Counter()
+    known = {number: verdict for number in numbers if kept and (verdict := kept.found(number)) is not None}
+    left = [number for number in numbers if number not in known]
     with ProgressLine(shown=not quiet) as line:
         line.show(f"the unchanged kernel {kernel.name}")
 
         def done(verdict: Verdict) -> None:
+            if kept is not None:
+                kept.add(verdict)
             counts["done"] += 1
             counts["survive"] += verdict.survived
-            text = f"{counts['done']}/{len(numbers)} mutants, {counts['survive']} survive"
-            line.show(text, counts["done"] / len(numbers))
+            text = f"{counts['done']}/{len(left)} mutants, {counts['survive']} survive"
+            line.show(text, counts["done"] / len(left))
 
-        return campaign.judge_mutants(kernel, numbers, how, done=done, **where)
+        judged = iter(campaign.judge_mutants(kernel, left, how, done=done, **where))
+        return [known.get(number) or next(judged) for number in numbers]

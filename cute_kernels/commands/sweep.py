@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     parser.add_argument("--pareto", metavar="X,Y", help="columns of the Pareto front (default: shared,modelled)")
     tables.add_formats(parser)
     workers.add_worker_arguments(parser)
-    _add_store(parser)
+    workers.add_store(parser, "row")
     parser.add_argument("--shard", type=_shard, metavar="I/N", help="evaluate part I of N of the rows, into --store")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the page of explore, .html, without counts")
     parser.add_argument(
@@ -72,7 +72,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     )
     _add_varied(parser, f". Default for patch-embed on SM100: {' '.join(_VARIED)}", required=False)
     workers.add_jobs(parser)
-    _add_store(parser)
+    workers.add_store(parser, "row")
     parser.add_argument(
         "--output", type=Path, metavar="FILE",
         help="FILE.ipynb is written and opened, FILE.html only written (default: explore.ipynb; if that exists, "
@@ -82,11 +82,6 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     parser.add_argument("--allow-root", action="store_true", help="JupyterLab runs as root, as in a container")
     add_plan(parser, names)
     parser.set_defaults(run=run_explore)
-
-
-def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", type=Path, metavar="FILE", help="append each row as JSON as soon as it is found")
-    parser.add_argument("--resume", action="store_true", help="take from --store the rows that it has")
 
 
 def _store_of(options: argparse.Namespace, shard: tuple[int, int] = (1, 1)) -> Store | None:

@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from cute_kernels.commands.kernel_options import count
-from cute_kernels.common import executors
+from cute_kernels.common import executors, files
 
 JOBS = 2
 """Processes of a command that is not told how many."""
+
+
+def add_store(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds the file of a campaign; ``what`` is a line of it."""
+    parser.add_argument(
+        "--store", type=files.from_here, metavar="FILE", help=f"append each {what} as JSON as soon as it is found"
+    )
+    parser.add_argument("--resume", action="store_true", help=f"take from --store each {what} that it has")
 
 
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:

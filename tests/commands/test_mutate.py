@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli, mutate
+from cute_kernels.emulator.checking.mutation import judge as judge_module
 from cute_kernels.emulator.reports.kinds import KINDS
 from tests.emulator import exit_program
 from tests.emulator.checking.planted import EXAMPLE, planted
@@ -44,6 +45,37 @@ def test_score_and_survivors_with_their_lines(tmp_path: Path, capsys: pytest.Cap
     killers = {entry["killer"] for entry in result["mutants"]} - {""}
     assert killers >= {"shared-race", "transaction-bytes", "first-parity", "proxy-fence", "launch-overlap"}
     assert killers <= {*KINDS, "wrong result"}  # words of `emulate`, and no names of exceptions
+
+
+def test_a_campaign_goes_on_from_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of verdicts that were lost in the middle, these alone are judged again, and the list is the same."""
+    store, words = tmp_path / "mutants.jsonl", ["--every", "4", "--jobs", "1", "--store"]
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    assert command(*words, str(store), "--output", str(first), str(EXAMPLE)) == 0
+    said = capsys.readouterr().out
+    lines = store.read_text().splitlines()
+    assert len(lines) == len(json.loads(first.read_text())["mutants"]) > 5
+    store.write_text("\n".join([*lines[:2], *lines[4:], lines[3][:40]]))
+    judged = []
+    judge = judge_module.judge
+    monkeypatch.setattr(judge_module, "judge", lambda *given: judged.append(given[2].key) or judge(*given))
+    assert command(*words, str(store), "--resume", "--output", str(second), str(EXAMPLE)) == 0
+    assert judged == [json.loads(line)["mutant"] for line in lines[2:4]]
+    without = [[{**each, "seconds": 0} for each in json.loads(f.read_text())["mutants"]] for f in (first, second)]
+    assert without[0] == without[1]
+    shown = [[line for line in text.splitlines() if "survives" in line] for text in (said, capsys.readouterr().out)]
+    assert shown[0] == shown[1] != []
+    assert command(*words, str(store), str(EXAMPLE)) == 2
+    assert "exists; go on with it by --resume" in capsys.readouterr().err
+    assert command("--resume", str(EXAMPLE)) == 2
+    assert "--resume is for --store FILE" in capsys.readouterr().err
+    # Another program, or the same one with other arguments, has other verdicts.
+    judged.clear()
+    others = ["--every", "40", "--jobs", "1", "--launches", "1", "--store", str(store), "--resume"]
+    assert command(*others, str(EXAMPLE)) == 0
+    assert len(judged) == 2
 
 
 def test_an_unchanged_kernel_at_fault_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

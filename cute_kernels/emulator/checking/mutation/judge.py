@@ -88,17 +88,7 @@ def judge(
     ``roles`` as for `place_of`.
     """
     start = time.perf_counter()
-    place = place_of(target.ptx, mutant.line, roles)
-    verdict = Verdict(
-        target=name,
-        key=mutant.key,
-        mutation=mutant.mutation,
-        opcode=mutant.opcode,
-        line=mutant.line,
-        following=mutant.following,
-        original=mutant.original,
-        place=place,
-    )
+    verdict = verdict_on(name, target.ptx, mutant, roles)
     for schedule, options in schedules.items():
         limited = dataclasses.replace(options, max_warp_instructions=limits[schedule])
         try:
@@ -116,6 +106,12 @@ def judge(
             seconds = time.perf_counter() - start
             return dataclasses.replace(verdict, killer=killer, schedule=schedule, message=message, seconds=seconds)
     return dataclasses.replace(verdict, seconds=time.perf_counter() - start)
+
+
+def verdict_on(name: str, ptx: str, mutant: Mutant, roles: tuple[str, ...] = ()) -> Verdict:
+    """A verdict without its outcome, on a mutant of a text; ``roles`` as for `place_of`."""
+    facts = {each: getattr(mutant, each) for each in ("key", "mutation", "opcode", "line", "following", "original")}
+    return Verdict(target=name, place=place_of(ptx, mutant.line, roles), **facts)
 
 
 def source_of(ptx: str, line: int) -> tuple[str, int] | None:
