@@ -57,6 +57,13 @@ def names(device: Device) -> Iterator[tuple[object, str, object]]:
     yield torch.profiler, "profile", Profile
 
 
+_WITHOUT_EFFECT = (
+    "_cuda_init", "_cuda_emptyCache", "_host_emptyCache", "_cuda_ipc_collect", "_cuda_sleep",
+    "_cuda_record_memory_history", "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats",
+    "_cuda_resetAccumulatedHostMemoryStats", "_set_cached_tensors_enabled",
+)  # fmt: skip
+
+
 def of_c(device: Device) -> dict[str, object]:
     """Functions of ``torch._C``."""
     call = device.call
@@ -69,8 +76,8 @@ def of_c(device: Device) -> dict[str, object]:
 
     capability = device.chip.compute_capability
     return {
+        **{name: _nothing() for name in _WITHOUT_EFFECT},
         "_has_cuda": True,
-        "_cuda_init": _nothing(),
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_getDevice": lambda: 0,
         "_cuda_setDevice": check,
@@ -83,20 +90,11 @@ def of_c(device: Device) -> dict[str, object]:
         "_cuda_getDefaultStream": lambda index: (_DEFAULT, 0, _TYPE),
         "_cuda_getStreamFromExternal": lambda handle, index: (handle, 0, _TYPE),
         "_cuda_setStream": set_stream,
-        "_cuda_emptyCache": _nothing(),
-        "_host_emptyCache": _nothing(),
-        "_cuda_ipc_collect": _nothing(),
         "_cuda_resetPeakMemoryStats": lambda index: call("reset_peak"),
-        "_cuda_resetAccumulatedMemoryStats": _nothing(),
-        "_cuda_resetPeakHostMemoryStats": _nothing(),
-        "_cuda_resetAccumulatedHostMemoryStats": _nothing(),
         "_cuda_setMemoryFraction": lambda fraction, index: device.limit(fraction),
         "_cuda_getMemoryFraction": lambda index: device.most_bytes / device.chip.memory_bytes,
-        "_cuda_sleep": _nothing(),
-        "_cuda_record_memory_history": _nothing(),
         **memory_statistics.functions(call),
         "_cuda_CUDAAllocator_AllocatorState": type("AllocatorState", (), {}),
-        "_set_cached_tensors_enabled": _nothing(),
         "_scatter": lambda tensor, devices, *_: [tensor.to(DEVICE)] if not any(map(check, devices)) else [],
         "_cuda_canDeviceAccessPeer": lambda index, peer: False,
         "_cuda_getArchFlags": lambda: f"sm_{capability[0]}{capability[1]}",
