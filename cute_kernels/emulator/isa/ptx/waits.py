@@ -1,7 +1,7 @@
 """Waits and other answers in a kernel's flow graph: which looks at an mbarrier are waits, which answers decide nothing,
 and behind which waits the lanes of a warp may part."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from cute_kernels.emulator.isa.ptx.families import read, written
 from cute_kernels.emulator.isa.ptx.flow import Block, Flow, is_together
@@ -67,15 +67,10 @@ def _apart(flow: Flow, wait: int, found: Callable[[Flow, Block, Instruction], bo
             if found(flow, here, instruction):
                 return True
         else:
-            work += _unseen(flow, here.successors, seen)
+            new = {*here.successors} - seen - {flow.exit}
+            seen |= new
+            work += [(each, flow.blocks[each].start) for each in new]
     return False
-
-
-def _unseen(flow: Flow, blocks: tuple[int, ...], seen: set[int]) -> Iterator[tuple[int, int]]:
-    for index in blocks:
-        if index != flow.exit and index not in seen:
-            seen.add(index)
-            yield index, flow.blocks[index].start
 
 
 #: The first parts of opcodes that do nothing but compute their destinations from their operands.

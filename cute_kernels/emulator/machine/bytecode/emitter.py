@@ -157,15 +157,13 @@ class BlockEmitter:
         self._finals(finals, condition)
 
     def _order(self, roots: list[Value]) -> list[Node]:
-        needed = self.builder.needed(roots)
+        needed, detectors = self.builder.needed(roots), self.program.detectors
         return [
             node
             for node in self.builder.nodes
-            if (node in needed or node.anchor is not None and node.anchor.effects) and not self._silent(node)
+            if (node in needed or node.anchor is not None and node.anchor.effects)
+            and (detectors or not getattr(node.anchor, "watched", False))
         ]
-
-    def _silent(self, node: Node) -> bool:
-        return not self.program.detectors and getattr(node.anchor, "watched", False)
 
     def _find_last_uses(
         self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]], condition: Value | None

@@ -24,6 +24,7 @@ Sources:
     [SASS] what ptxas 13.0 makes of the PTX instruction.
 """
 
+import dataclasses
 import functools
 import re
 from dataclasses import dataclass
@@ -56,35 +57,24 @@ class Sums:
 EXACT = Sums(0)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row of the table: `Sums` with ``lowest`` for FP32 and for FP16 results, and who measured it."""
-
-    fraction: int
-    result: int
-    step: int
-    lowest: tuple[int, int]
-    source: str
-    split: bool = False
-
-
 _EIGHT_BITS = ("e4m3", "e5m2")
-#: (unit, generation, whether operands have 8 bits) -> parameters.
-TABLE: dict[tuple[str, str, bool], _Row] = {
-    ("tcgen05", "blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [tcgen05] [KM]"),
-    ("tcgen05", "blackwell", True): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [tcgen05]"),
-    ("wgmma", "hopper", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [KM]; an H200, see the documentation"),
-    ("wgmma", "hopper", True): _Row(13, 13, 32, (-133, -21), "[MMA-Sim] [KM] [mmaemu]; an H200, likewise"),
-    ("mma", "turing", False): _Row(24, 23, 16, (-132, -20), "[MMA-Sim]"),
-    ("mma", "ampere", False): _Row(24, 23, 16, (-132, -20), "[MMA-Sim] [KM]"),
-    ("mma", "ada", False): _Row(24, 23, 16, (-132, -20), "[MMA-Sim] [KM]"),
-    ("mma", "ada", True): _Row(13, 13, 16, (-132, -20), "[MMA-Sim] [KM] [mmaemu]"),
-    ("mma", "hopper", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [KM]"),
-    ("mma", "hopper", True): _Row(25, 23, 32, (-133, -21), "[SASS] [mmaemu]", split=True),
-    ("mma", "blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [KM]"),
-    ("mma", "blackwell", True): _Row(25, 23, 32, (-133, -21), "[SASS]", split=True),
-    ("mma", "rtx blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim]"),
-    ("mma", "rtx blackwell", True): _Row(25, 23, 32, (-133, -21), "[MMA-Sim]"),
+_HIGHER = 127 - 15  # by which the exponents of FP16 begin above those of FP32
+#: (unit, generation, whether operands have 8 bits) -> parameters of FP32 results, and who measured them.
+TABLE = {
+    ("tcgen05", "blackwell", False): Sums(25, 23, 32, -133),  # [MMA-Sim] [tcgen05] [KM]
+    ("tcgen05", "blackwell", True): Sums(25, 23, 32, -133),  # [MMA-Sim] [tcgen05]
+    ("wgmma", "hopper", False): Sums(25, 23, 32, -133),  # [MMA-Sim] [KM]; an H200, see the documentation
+    ("wgmma", "hopper", True): Sums(13, 13, 32, -133),  # [MMA-Sim] [KM] [mmaemu]; an H200, likewise
+    ("mma", "turing", False): Sums(24, 23, 16, -132),  # [MMA-Sim]
+    ("mma", "ampere", False): Sums(24, 23, 16, -132),  # [MMA-Sim] [KM]
+    ("mma", "ada", False): Sums(24, 23, 16, -132),  # [MMA-Sim] [KM]
+    ("mma", "ada", True): Sums(13, 13, 16, -132),  # [MMA-Sim] [KM] [mmaemu]
+    ("mma", "hopper", False): Sums(25, 23, 32, -133),  # [MMA-Sim] [KM]
+    ("mma", "hopper", True): Sums(25, 23, 32, -133, split=True),  # [SASS] [mmaemu]
+    ("mma", "blackwell", False): Sums(25, 23, 32, -133),  # [MMA-Sim] [KM]
+    ("mma", "blackwell", True): Sums(25, 23, 32, -133, split=True),  # [SASS]
+    ("mma", "rtx blackwell", False): Sums(25, 23, 32, -133),  # [MMA-Sim]
+    ("mma", "rtx blackwell", True): Sums(25, 23, 32, -133),  # [MMA-Sim]
 }
 #: tcgen05 and mma with block scaling. Of FP4 pairs the terms are exact sums of 16 products, with the exponent of their
 #: scales alone; a sum of products that are all zero has none. [MMA-Sim]
@@ -149,7 +139,7 @@ class Arithmetic:
                 f"how {unit} of {element} adds on {self.target} is not known; Options(arithmetic='exact') rounds "
                 "exact sums once"
             )
-        return Sums(row.fraction, row.result, row.step, row.lowest[d_type == "f16"], row.split)
+        return dataclasses.replace(row, lowest=row.lowest + _HIGHER) if d_type == "f16" else row
 
     def scaled_sums(self, kind: str) -> Sums:
         """How tcgen05.mma, or mma on sm_120, with block scaling adds. Raises UnsupportedPTX: it is not known, of this
