@@ -224,19 +224,12 @@ Pieces pieces_of(const BulkCopy *copy, int64_t offset, const Rows *inside) {
 
 // --- moves -----------------------------------------------------------------------------------------------------------
 
-// A row whose chunks the swizzle exchanges among each other.
-static inline void move_row(uint8_t *shared, const uint8_t *global, int64_t turn, int64_t nbytes) {
+// A row whose chunks the swizzle exchanges among each other, where it goes or where it comes from.
+static inline void move_row(uint8_t *to, const uint8_t *from, int64_t turn_to, int64_t turn_from, int64_t nbytes) {
   if (nbytes == WIDEST_ROW)  // a count that the compiler knows: no loop
-    for (int c = 0; c < WIDEST_ROW; c += CHUNK) memcpy(shared + (c ^ turn), global + c, CHUNK);
+    for (int c = 0; c < WIDEST_ROW; c += CHUNK) memcpy(to + (c ^ turn_to), from + (c ^ turn_from), CHUNK);
   else
-    for (int64_t c = 0; c < nbytes; c += CHUNK) memcpy(shared + (c ^ turn), global + c, CHUNK);
-}
-
-static inline void gather_row(uint8_t *box, const uint8_t *shared, int64_t turn, int64_t nbytes) {
-  if (nbytes == WIDEST_ROW)
-    for (int c = 0; c < WIDEST_ROW; c += CHUNK) memcpy(box + c, shared + (c ^ turn), CHUNK);
-  else
-    for (int64_t c = 0; c < nbytes; c += CHUNK) memcpy(box + c, shared + (c ^ turn), CHUNK);
+    for (int64_t c = 0; c < nbytes; c += CHUNK) memcpy(to + (c ^ turn_to), from + (c ^ turn_from), CHUNK);
 }
 
 // FP32 bit patterns to nearest even TF32 (10 fraction bits); NaN becomes 0x7FFFE000.
@@ -275,7 +268,7 @@ void box_load(const BulkCopy *copy, const Rows *rows, uint8_t *data, int64_t off
     if (i + AHEAD < rows->count) __builtin_prefetch((const uint8_t *)(uintptr_t)rows->starts[i + AHEAD]);
     if (whole && group == CHUNK && !map->rounds) {
       int64_t at = offset + rows->numbers[i] * map->pitch;
-      move_row(data + at, from, at >> map->shift & map->mask, map->row_bytes);
+      move_row(data + at, from, at >> map->shift & map->mask, 0, map->row_bytes);
       continue;
     }
     for (int64_t at = first; at < end; at += group) {
@@ -305,7 +298,7 @@ void box_read(const BulkCopy *copy, const uint8_t *data, int64_t offset, uint8_t
   }
   for (int64_t n = 0; n < map->rows && map->group == CHUNK; n++, box += map->row_bytes) {
     int64_t at = offset + n * map->pitch;
-    gather_row(box, data + at, at >> map->shift & map->mask, map->row_bytes);
+    move_row(box, data + at, 0, at >> map->shift & map->mask, map->row_bytes);
   }
   if (map->group == CHUNK) return;
   for (int64_t n = 0; n < map->rows; n++)
