@@ -38,6 +38,8 @@ LOOK = f"{LATER} ld.relaxed.gpu.global.u32 %r8, [%d0]; setp.eq.u32 %p4, %r8, 0; 
 #: Bodies, grid, threads. The fault shows if one warp comes in a short time of the other's, or of another cluster's.
 FAULTY = {
     "a warp sees what another takes back": (f"{ONE} {SPLIT} {SHORT} OTHER: {LOOK} END: ret;", 1, 64),
+    "behind a computation that takes long": (
+        f"{ONE} {SPLIT} {SHORT} OTHER: {LOOK} END: ret;".replace("30000", "400000"), 1, 64),
     "a cluster sees what another takes back": (f"{ONE} {CLUSTERS} {SHORT} OTHER: {LOOK} END: ret;", 2, 32),
     "in shared memory": (
         f"""{THREAD_OUTPUT} setp.ne.u32 %p9, %r1, 0; @!%p9 st.shared.u32 [dynamic], 0; bar.sync 0; {ONE_LANE} {SPLIT}

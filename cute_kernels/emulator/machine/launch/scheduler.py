@@ -315,8 +315,12 @@ class Scheduler:
             self.idle_since, self.polls_before = 0, self.cluster.polls
             return
         self.suspicious *= 2
-        spinning = [warp for warp in self.cluster.warps if warp.wait is None]
-        if spinning and all(self._repeats(warp) for warp in spinning):
+        spinning = [warp for warp in self.cluster.warps if warp.wait is None and self._holds(warp) is None]
+        repeats = bool(spinning) and all(self._repeats(warp) for warp in spinning)
+        if (repeats or self._idle_for_too_long()) and self._let_go():
+            self.idle_since, self.polls_before = 0, self.cluster.polls
+            return
+        if repeats:
             raise _Stuck("livelock: warps go round in loops that have no effect", "livelock")
         if self._idle_for_too_long():
             raise _Stuck(
@@ -334,20 +338,26 @@ class Scheduler:
         return self.idle_since + self.idle_blocks + _POLL * self.polls > limit * max(spinning, 1)
 
     def _repeats(self, warp: Warp) -> bool:
+        """Whether a warp comes to a state in which it was before, and nothing happens; which is a turn of it."""
         before = self.cluster.changes()
         state = warp.code.snapshot()
-        polls, clock = self.cluster.polls, self.cluster.clock
-        for _ in range(_LONGEST_LOOP):
-            self._resume(warp, 1)
-            if warp.wait is not None or warp not in self.cluster.running or self.cluster.changes() != before:
-                return False
-            if self.cluster.clock != clock:  # it looks at the clock, which goes on: it may wait for a time
-                return False
-            if self.cluster.polls > polls + _LONGEST_POLLING:
-                return False
-            if state == warp.code.snapshot():
-                return True
-        return False
+        polls, clock, blocks = self.cluster.polls, self.cluster.clock, 0
+        try:
+            while blocks < _LONGEST_LOOP:
+                blocks += 1
+                self._resume(warp, 1)
+                if warp.wait is not None or warp not in self.cluster.running or self.cluster.changes() != before:
+                    return False
+                if self.cluster.clock != clock:  # it looks at the clock, which goes on: it may wait for a time
+                    return False
+                if self.cluster.polls > polls + _LONGEST_POLLING:
+                    return False
+                if state == warp.code.snapshot():
+                    return True
+            return False
+        finally:
+            if self.options.stepped is not None:
+                self.options.stepped(Step(self.cluster.index, "w", warp.number, blocks), self._came_to(warp))
 
     def _time_out(self) -> bool:
         """All suspended try_waits reach their time limit."""
