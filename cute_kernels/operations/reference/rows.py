@@ -5,6 +5,9 @@ exact within one MMA (32 bytes of K), and the FP32 accumulator is rounded once p
 are exact, and rounded to FP32 once.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 
 from cute_kernels.common.float_environment import default_environment
@@ -47,10 +50,46 @@ def _table_rows(
     return pos if bias is None else bias.to(torch.float32) + pos
 
 
-def _by_row_chunks(
-    finish, x, weight, bias, pos_embed, *, scale, pos_index, row_scale, arithmetic: str
+def _rounded_once(acc: torch.Tensor, scale: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor:
+    fused = acc * scale if table is None else fma32(acc, scale.expand_as(acc), table.expand_as(acc))
+    return fused.to(torch.bfloat16)
+
+
+def _rounded_twice(acc: torch.Tensor, scale: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor:
+    rounded = (acc * scale).to(torch.bfloat16)
+    # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
+    return rounded if table is None else rounded + table.to(torch.bfloat16)
+
+
+@default_environment()
+def patch_embed_f32(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+    scale: float | torch.Tensor = 1.0,
+    pos_index: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
+    arithmetic: str = "exact",
+    *,
+    finish: Callable[..., torch.Tensor] = _rounded_once,
 ) -> torch.Tensor:
-    """The rows by ``finish``, which makes them of accumulators, factors and table; the others as `patch_embed_f32`."""
+    """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
+
+    Args:
+        x: ``[rows, K]`` as for `accumulate`, row r at position ``r % positions``.
+        weight: ``[N, K]`` likewise.
+        bias: ``[N]`` or None.
+        pos_embed: ``[positions, N]`` or None; ``bias + pos`` is summed in FP32.
+        scale: dequantisation multiplier: a number, an FP32 tensor of one element, or ``[1, N]`` FP32.
+        pos_index: ``[rows]`` int32 or int64, the position of every row instead; a number that is none gives NaN.
+        row_scale: ``[rows, 1]`` FP32 or None: the multiplier of row m is then ``fp32(row_scale[m] * scale)``.
+        arithmetic: see `accumulate`.
+        finish: rounds accumulators, with their multiplier and the rows of ``bias + pos``: another contract.
+
+    Returns:
+        ``[rows, N]`` bfloat16. Without bias and pos, ``bf16(fp32(acc * scale))``.
+    """
     rows, n = x.shape[0], weight.shape[0]
     scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
     scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(1, n)
@@ -68,58 +107,5 @@ def _by_row_chunks(
     return out
 
 
-@default_environment()
-def patch_embed_f32(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pos_embed: torch.Tensor | None,
-    scale: float | torch.Tensor = 1.0,
-    pos_index: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
-    arithmetic: str = "exact",
-) -> torch.Tensor:
-    """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
-
-    Args:
-        x: ``[rows, K]`` as for `accumulate`, row r at position ``r % positions``.
-        weight: ``[N, K]`` likewise.
-        bias: ``[N]`` or None.
-        pos_embed: ``[positions, N]`` or None; ``bias + pos`` is summed in FP32.
-        scale: dequantisation multiplier: a number, an FP32 tensor of one element, or ``[1, N]`` FP32.
-        pos_index: ``[rows]`` int32 or int64, the position of every row instead; a number that is none gives NaN.
-        row_scale: ``[rows, 1]`` FP32 or None: the multiplier of row m is then ``fp32(row_scale[m] * scale)``.
-        arithmetic: see `accumulate`.
-
-    Returns:
-        ``[rows, N]`` bfloat16. Without bias and pos, ``bf16(fp32(acc * scale))``.
-    """
-
-    def finish(acc, scale, table):
-        fused = acc * scale if table is None else fma32(acc, scale.expand_as(acc), table.expand_as(acc))
-        return fused.to(torch.bfloat16)
-
-    more = {"scale": scale, "pos_index": pos_index, "row_scale": row_scale, "arithmetic": arithmetic}
-    return _by_row_chunks(finish, x, weight, bias, pos_embed, **more)
-
-
-@default_environment()
-def patch_embed_bf16x2(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pos_embed: torch.Tensor | None,
-    scale: float | torch.Tensor = 1.0,
-    pos_index: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
-    arithmetic: str = "exact",
-) -> torch.Tensor:
-    """The CUDA original's contract: ``bf16(bf16(acc * scale) + bf16(bias + pos))``, arguments as `patch_embed_f32`."""
-
-    def finish(acc, scale, table):
-        rounded = (acc * scale).to(torch.bfloat16)
-        # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
-        return rounded if table is None else rounded + table.to(torch.bfloat16)
-
-    more = {"scale": scale, "pos_index": pos_index, "row_scale": row_scale, "arithmetic": arithmetic}
-    return _by_row_chunks(finish, x, weight, bias, pos_embed, **more)
+patch_embed_bf16x2 = functools.partial(patch_embed_f32, finish=_rounded_twice)
+"""The CUDA original's contract: ``bf16(bf16(acc * scale) + bf16(bias + pos))``, arguments as `patch_embed_f32`."""
