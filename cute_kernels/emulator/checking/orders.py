@@ -4,8 +4,6 @@ An order is a set of holds. Each run under one has meetings of its own: with the
 round, it is another order. Those of pairs that one of the places has are tried first, as places.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ First each place that stands against a certificate is tried: of two events whose
 waits for the other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -9,8 +9,6 @@ cluster draws its schedule from the seed and its own number in either case, and 
 clusters.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """One launch: its checks, its memory, and the clusters that are made of it."""
 
-from __future__ import annotations
-
 import math
 import operator
 import random

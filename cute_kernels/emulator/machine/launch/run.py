@@ -1,7 +1,5 @@
 """The grid: checks a launch, has its clusters executed, and adds up what they did."""
 
-from __future__ import annotations
-
 import functools
 import math
 import time

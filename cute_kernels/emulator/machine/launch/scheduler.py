@@ -5,8 +5,6 @@ run, pending asynchronous work completes; when there is none, suspended try_wait
 either, the cluster waits for another one (see `residents`), or hangs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Answers to programs about the emulated device: by cuda-python's driver and runtime, and by CuTe DSL."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
