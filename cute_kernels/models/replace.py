@@ -114,6 +114,14 @@ class Embedding(EngineMixin):
     def engine_weight(self) -> torch.Tensor:
         return getattr(self, self.layer_name).weight
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A forward that somebody gives the instance gets normalised pixels, as the library's forward does."""
+        super().__setattr__(name, value)
+        if name == "forward" and self.family.mean is None and not reaches_class(self):
+            _close_entries(self)
+            entry = _Entry("", self.engine.options, casts=False, last=True, family=None)
+            self.register_forward_pre_hook(entry, with_kwargs=True)
+
     @staticmethod
     def check_options(family: Family, options: PatchOptions) -> None:
         """Raises ValueError for options that the class does not serve."""
@@ -370,9 +378,8 @@ class _Entry:
         target = module.get_submodule(self.path)
         target = target if isinstance(target, EngineMixin) else getattr(target, "_orig_mod", target)
         within = [each for each in target.modules() if isinstance(each, EngineMixin)]
-        adapted = not isinstance(target, EngineMixin) or (
-            bool(target._forward_pre_hooks) and isinstance(target, tuple(layers.PLAIN))
-        )
+        adapted = not isinstance(target, EngineMixin) or not reaches_class(target)
+        adapted = adapted or (bool(target._forward_pre_hooks) and isinstance(target, tuple(layers.PLAIN)))
         # timm's, which multiplies patches of any size by weights that it makes of the layer's.
         adapted = adapted or (pixels.dim() == 5 and getattr(module, "enable_patch_interpolator", False))
         if self.family is not None:

@@ -17,7 +17,9 @@ def by_hand(self: torch.nn.Module, pixel_values: torch.Tensor, *_: object, **__:
     """An embedding that makes another weight of its layer's and does not call the layer."""
     layer = self.patch_embedding
     rows = torch.nn.functional.conv2d(pixel_values.to(layer.weight.dtype), 2 * layer.weight, stride=layer.stride)
-    rows = torch.cat((self.class_embedding.expand(len(rows), 1, -1), rows.flatten(2).transpose(1, 2)), 1)
+    rows = rows.flatten(2).transpose(1, 2)
+    if hasattr(self, "class_embedding"):
+        rows = torch.cat((self.class_embedding.expand(len(rows), 1, -1), rows), 1)
     return rows + self.position_embedding(self.position_ids)
 
 
@@ -98,6 +100,39 @@ def test_a_layer_of_other_channels() -> None:
     assert error(run(ours, RAW[:, :1]), run(plain, FLOATS[:, :1])) < 1e-5
     with pytest.raises(ValueError, match="mean has 3 numbers"):
         run(three, RAW[:, :1])
+
+
+def of_the_embedding(model: torch.nn.Module) -> torch.nn.Module:
+    return holder(model)
+
+
+def of_the_layer(model: torch.nn.Module) -> torch.nn.Module:
+    return holder(model).patch_embedding
+
+
+@pytest.mark.parametrize(("precision", "pixels"), [("bf16", "auto"), ("bf16", "raw"), ("int8", "auto")])
+@pytest.mark.parametrize("where", [of_the_embedding, of_the_layer])
+@pytest.mark.parametrize("kind", [clip, siglip])
+@pytest.mark.filterwarnings("ignore:.*forward of its own")
+def test_a_forward_of_the_instance_gets_normalised_pixels(kind, where, precision: str, pixels: str) -> None:
+    """Be it given one of its own twice, or none again: by its class's forward or not."""
+    plain, ours = kind(), integration.convert(kind(), precision, pixels=pixels, **HALF)
+
+    def answers(model: torch.nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
+        module, found = where(model), []
+        forwards = [lambda *given, **named: 2 * type(module).forward(module, *given, **named)]
+        if where is of_the_layer:
+            forwards.append(lambda images: torch.nn.functional.conv2d(images.float(), 3 * module.weight, stride=16))
+        else:
+            forwards.append(functools.partial(by_hand, module))
+        for forward in 2 * forwards:
+            module.forward = forward
+            found.append(run(model, images))
+        del module.forward
+        return [*found, run(model, images)]
+
+    for got, expected in zip(answers(ours, RAW), answers(plain, FLOATS), strict=True):
+        assert error(got, expected) < ERRORS[precision]
 
 
 class Beside(torch.nn.Module):

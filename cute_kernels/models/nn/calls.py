@@ -196,15 +196,17 @@ def why_own(module: torch.nn.Module, *kinds: type, ours: str = "") -> str | None
 
     Its own methods count, but the one that is ``ours``, and everything of `why_code`.
     """
-    for name in _methods(*kinds):
+    why, methods = _code(*kinds)
+    for name in methods:
         if name in vars(module) and name != ours:
             return f"{type(module).__name__} has a {name} of its own"
-    return why_code(*kinds)
+    return why
 
 
 @torch.compiler.assume_constant_result
-def _methods(*kinds: type) -> tuple[str, ...]:
-    return known(*kinds).methods[kinds[0]]
+def _code(*kinds: type) -> tuple[str | None, tuple[str, ...]]:
+    found = known(*kinds)
+    return found.why(), found.methods[kinds[0]]
 
 
 def why_holder(module: torch.nn.Module, library: str, ours: str = "") -> str | None:

@@ -513,11 +513,8 @@ class PatchEngine:
         scaled = pixels.to(torch.float32) / 255
         if pixels.dim() == 4:
             return (scaled - mean[:, None, None]) / std[:, None, None]
-        per_channel = pixels.shape[-1] // len(self.options.mean)
-        if self.options.order == "chw":
-            mean, std = mean.repeat_interleave(per_channel), std.repeat_interleave(per_channel)
-        else:
-            mean, std = mean.repeat(per_channel), std.repeat(per_channel)
+        count, chw = pixels.shape[-1] // len(options.mean), options.order == "chw"
+        mean, std = (each.repeat_interleave(count) if chw else each.repeat(count) for each in (mean, std))
         return (scaled - mean) / std
 
     def _e4m3(self, normalised: torch.Tensor) -> torch.Tensor:

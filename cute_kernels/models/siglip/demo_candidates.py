@@ -88,7 +88,7 @@ def _rows_in_fp8(raw: torch.Tensor, model: PatchEmbedding) -> Candidate:
     side = model.grid * model.patch_size
     pixels = model.preprocessing.normalised(raw)[:, :, :side, :side]
     rows = reference.patch_rows(pixels, model.patch_size).unflatten(0, (raw.shape[0], -1))
-    (x, scale_a), (weight, scale_b) = _e4m3(rows), _e4m3(model.rows())
+    (x, scale_a), (weight, scale_b) = _e4m3(rows), _e4m3(model.weight.flatten(1))
     arguments = PATCH_EMBED.given(
         x=x, weight=weight, bias=model.bias, pos_embed=model.pos_embed, scale_a=scale_a, scale_b=scale_b
     )

@@ -26,10 +26,7 @@ class Preprocessing:
 
     def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         """``[B, 3, H, W]`` float32 of uint8 pixels: divided by 255, minus the mean, divided by the deviation."""
-        mean, std = (
-            torch.tensor(value, dtype=torch.float32, device=pixels.device)[:, None, None]
-            for value in (self.mean, self.std)
-        )
+        mean, std = torch.tensor((self.mean, self.std), dtype=torch.float32, device=pixels.device)[..., None, None]
         return (pixels.to(torch.float32) / 255 - mean) / std
 
 

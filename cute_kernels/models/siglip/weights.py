@@ -60,10 +60,6 @@ class PatchEmbedding:
         """Patches along one side; a convolution without padding does not see pixels beyond the last whole patch."""
         return self.image_size // self.patch_size
 
-    def rows(self) -> torch.Tensor:
-        """``[N, K]`` float32 weight rows, K in the order of `patchify`."""
-        return self.weight.flatten(1)
-
 
 def seeded_patch_embedding(architecture: str = "base-p16", image_size: int = 224, seed: int = 0) -> PatchEmbedding:
     """Random weights with the shapes and scales that Hugging Face initialises SigLIP with, and a random bias.
