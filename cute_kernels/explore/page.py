@@ -52,6 +52,7 @@ def page(
         _tag("section", *(_details(row, number, subject) for number, row in _numbered(rows)), id="row"),
         _tag("section", *_answers(rows), id="answers"),
         _tag("section", *_maps(rows), id="maps"),
+        _tag("section", *_layouts(timeline), id="layouts") if timeline and timeline.get("memory") else "",
         _tag("section", *_timeline(timeline, beside), id="timeline") if timeline else "",
     )
 
@@ -266,6 +267,35 @@ def _bar(parts: Sequence[tuple[str, float, float, int]], size: float, what: str 
     )
     label = "; ".join([what, *(part[0] for part in parts)])
     return _tag("div", *places, class_="bar", role="img", aria_label=label)
+
+
+_MOST_ROWS, _MOST_PIECES = 16, 16
+
+
+def _layouts(found: Mapping[str, Any]) -> Iterator[str]:
+    """Banks of the tensors of one row, and what lines cost that access shared memory."""
+    memory = found["memory"]
+    yield _tag("h2", _text(f"Layouts in shared memory of {found['of']}"))
+    yield "<p>A cell is the bank in which 16 bytes begin, or one element, where neighbours lie apart.</p>\n"
+    for tensor in memory.tensors:
+        banks = tensor.banks()
+        rows = ("".join(_bank(bank) for bank in row[:_MOST_PIECES]) for row in banks[:_MOST_ROWS])
+        lines = (f"<tr><th>{number}</th>{row}</tr>\n" for number, row in enumerate(rows))
+        part = ", its first rows and columns" if banks.shape > (_MOST_ROWS, _MOST_PIECES) else ""
+        yield _tag("div", _tag("table", _tag("caption", _text(tensor.title + part)), *lines), class_="banks")
+    titles = "".join(f"<th>{name}</th>" for name in ("line", "accesses", "wavefronts", "bank conflicts"))
+    body = (
+        _tag("tr", *(_tag("td", _text(_shown(one))) for one in (
+            f"{each.place} {each.text}", ", ".join(each.kinds), each.wavefronts, each.bank_conflicts)))
+        for each in memory.accesses
+    )  # fmt: skip
+    if memory.accesses:
+        caption = "<caption>Accesses to shared memory, by line of the source</caption>"
+        yield _tag("div", _tag("table", caption, f"<tr>{titles}</tr>\n", *body), class_="wide")
+
+
+def _bank(bank: int) -> str:
+    return f'<td style="background:hsl({11 * int(bank)} 55% 78%);color:#000">{bank}</td>'
 
 
 def _maps(rows: Sequence[Row]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch
 from cute_kernels import emulator
 from cute_kernels.common import interrupts
 from cute_kernels.emulator import programs
+from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.operations.compile import Artifact, compile_plan, host_arguments
 from cute_kernels.operations.runtime.operands import Operands
@@ -55,13 +56,18 @@ def launch_in_program(plan: Plan, operands: Operands) -> None:
         function(*host_arguments(kernel, **operands.of(kernel).addresses(), stream=stream))
 
 
+def recorded(plan: Plan, operands: Operands, artifact: Artifact) -> CapturedLaunch:
+    """The launch of a plan's kernel, compiled as ``artifact``, which is not executed."""
+    captured = programs.host.record(artifact.function, *host_arguments(plan, **operands.addresses(), stream=0))
+    return dataclasses.replace(captured, ptx=artifact.ptx, kernel_name=artifact.kernel_name)
+
+
 def _launch(
     plan: Plan, operands: Operands, options: emulator.Options | None, artifact: Artifact | None, repeat: int
 ) -> emulator.Report:
     """One kernel, as `launch` says."""
     artifact = artifact or compile_plan(plan, emulated=True)
-    captured = programs.host.record(artifact.function, *host_arguments(plan, **operands.addresses(), stream=0))
-    launch = dataclasses.replace(captured, ptx=artifact.ptx, kernel_name=artifact.kernel_name)
+    launch = recorded(plan, operands, artifact)
     memory, written = emulator.GlobalMemory(), operands.written(plan)
     for name, tensor in operands.tensors().items():
         memory.register_tensor(tensor, name, writable=name in written)
@@ -71,8 +77,8 @@ def _launch(
     options = dataclasses.replace(options or emulator.current_options(), roles=plan.roles, barriers=barriers)
     try:
         for _ in range(repeat):
-            report = programs.host.execute_operation(launch, memory, options, programmatic=captured.programmatic)
+            report = programs.host.execute_operation(launch, memory, options, programmatic=launch.programmatic)
     except emulator.EmulatorError as error:
-        error.attach(artifact.ptx, captured)
+        error.attach(artifact.ptx, launch)
         raise
     return report
