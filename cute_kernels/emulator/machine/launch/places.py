@@ -26,7 +26,7 @@ from cute_kernels.emulator.races.checks import GENERIC_KINDS
 
 _MOST = 256  # clusters at a time
 _PATIENCE = 1 << 20  # instructions until signals are looked for
-_ATTEMPTS = 4  # clusters that need Python from the start, after which no other one is tried
+_ATTEMPTS = 3  # clusters that need Python from the start, after which no other one is tried
 _MAKE_ROOM = CONSTANTS["MAKE_ROOM"]
 _REPORT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
 _Tables, _PlaceWarp, _Span = (STRUCTURES[name] for name in ("Tables", "PlaceWarp", "Span"))
@@ -125,9 +125,9 @@ class Place:
         tables.report = ctypes.cast(self._report, ctypes.c_void_p).value
         size = ctypes.sizeof(_Tables) + ctypes.sizeof(STRUCTURES["Cta"])
         self._found: dict[tuple[int, int], ctypes.Array[ctypes.c_char]] = {}
-        self._keep([(start, moments.offset), (start + end, size - end), *cta.spans()])
-        self._keep([span for warp in cta.warps for span in warp.code.spans()])
-        self._keep([] if tracker is None else tracker.spans())
+        spans = [(start, moments.offset), (start + end, size - end), *cta.spans()]
+        spans += [span for warp in cta.warps for span in warp.code.spans()]
+        self._keep(spans + ([] if tracker is None else tracker.spans()))
 
     def _keep(self, spans: Sequence[tuple[int, int]]) -> None:
         """Keeps what is in more spans of memory, (address, bytes), for clusters that follow."""
