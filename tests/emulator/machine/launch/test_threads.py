@@ -166,9 +166,11 @@ time.sleep(0.2)
 process = os.fork()
 if process == 0:
     faulthandler.dump_traceback_later(20, exit=True)
-    y = torch.zeros_like(x)
-    run(from_dlpack(x), from_dlpack(y))
-    os._exit(7 if (y == x.flip(0)).all() else 8)
+    try:
+        run(from_dlpack(torch.zeros_like(x)), from_dlpack(x))
+    except RuntimeError as error:
+        os._exit(7 if "this process was forked from one that uses CUDA" in str(error) else 8)
+    os._exit(9)
 print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 os._exit(0)
 """
@@ -176,6 +178,7 @@ os._exit(0)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked where the system forks them")
 def test_a_program_forks_while_another_thread_launches(tmp_path) -> None:
+    """What the new process is told, as by a GPU, does not wait for the thread that it has not."""
     (tmp_path / "program.py").write_text(FORKED)
     words = ["emulate", "--arch", "sm_90a", "--quiet", str(tmp_path / "program.py")]
     done = run_python("-m", "cute_kernels", *words, timeout=60)
