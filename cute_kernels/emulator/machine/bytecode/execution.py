@@ -249,8 +249,8 @@ def _flags(cluster: Cluster) -> int:
 
 
 class WarpExecution:
-    """The execution of one warp by the core: what a scheduler needs of it. ``ran``: what its turn has ended with where
-    that was before `send`, or None."""
+    """The execution of one warp by the core: what a scheduler needs of it. ``ran``: what its turn has ended with, and
+    what it then waits for, where that was before `send`; or None."""
 
     def __init__(self, launch: Execution, warp: Warp, tables: memory_tables.MemoryTables) -> None:
         translation = launch.translation
@@ -269,7 +269,7 @@ class WarpExecution:
         if translation.local_bytes:
             warp.local = np.zeros((32, translation.local_bytes), np.uint8)
         self.error: BaseException | None = None
-        self.ran: int | None = None
+        self.ran: tuple[int, Wait | None] | None = None
         self.place = -1
         self.waits: dict[int, Wait] = {}  # of paths, by their lanes
         self._bulk: np.ndarray | None = None
@@ -295,8 +295,9 @@ class WarpExecution:
         meter = self.warp.cluster.meter
         if meter is not None:
             meter.core.counts_for(self.warp)
-        status, self.ran = self.ran, None
-        if status is None:
+        if self.ran is not None:
+            (status, self.warp.wait), self.ran = self.ran, None
+        else:
             status = launch.run(
                 launch.bytecode.address, self.address, launch.exchange, self.tables.address, launch.callback_address
             )

@@ -193,8 +193,8 @@ class Place:
         self._become()
         self._cluster.executing = None
         if core.warp < core.warps:
-            self._made.first = warps[core.warp]
-            warps[core.warp].code.ran = core.status
+            self._made.first = warp = warps[core.warp]
+            warp.code.ran, warp.wait = (core.status, warp.wait), None
         self.scheduler, self._core = self._made, None
 
 

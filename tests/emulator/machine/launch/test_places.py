@@ -54,6 +54,8 @@ BODIES = {
                          f"[dynamic], 0; @!%p5 bra W; OUT: {STORE} ret;", True),
     "copies in one": (f"@!%p2 bra OUT; cp.async.ca.shared.global [%r13], [%d1], 4; cp.async.wait_all; bar.sync 0; "
                       f"ld.shared.b32 %r5, [%r15]; OUT: {STORE} ret;", True),
+    "sleeps": (f"@%p1 st.shared.b32 [dynamic], 0; bar.sync 0; nanosleep.u32 20; and.b32 %r6, %r1, 31; "
+               f"setp.eq.u32 %p5, %r6, 0; @%p5 atom.shared.add.u32 %r5, [dynamic], 1; {STORE} ret;", False),
     "clock": (f"mov.u32 %r5, %clock; mov.u32 %r6, %smid; add.u32 %r5, %r5, %r6; {STORE} ret;", True),
     "fences": (f"{STORE} membar.gl; bar.sync 0; ld.global.b32 %r5, [%d1]; {STORE} ret;", False),
 }  # fmt: skip
