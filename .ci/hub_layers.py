@@ -41,5 +41,5 @@ def _convolved(layer: torch.nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
     if not takes_over:
         return layer._conv_forward(images, weight, bias)
     # An operator that keeps what it makes of a weight, since a layer has no state of its own.
-    out = torch.ops.cute_kernels.embed_patches(images, weight, bias, None, None, _ENGINE.text)
+    out = torch.ops.cute_kernels.embed_patches(images, weight, bias, None, None, _ENGINE.texts[0])
     return out.transpose(1, 2).unflatten(2, (images.shape[2] // patch, images.shape[3] // patch))

@@ -208,7 +208,7 @@ def _sm100_variants() -> Iterable[Sm100PatchEmbedConfig]:
         for table in ("row_major", "interleaved") if order == "flat" else ("row_major",):
             yield dataclasses.replace(config, table=table)
             yield dataclasses.replace(config, table=table, stagger_clocks=0)
-    for buffers in (1, 2, 4):
+    for buffers in (1, 2):
         yield Sm100PatchEmbedConfig(store_buffers=buffers, tmem_load_width=16)
 
 
