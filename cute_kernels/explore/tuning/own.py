@@ -1,5 +1,7 @@
 """`tune`: which of several values of its constexpr parameters a CuTe DSL function of anybody's is best with."""
 
+import contextlib
+import hashlib
 import inspect
 import itertools
 import json
@@ -64,7 +66,8 @@ def tune(
     On a GPU calls are timed by CUDA events, in turn; what the host needs for a call is in them. Without one kernels run
     in the emulator, detectors on, and something that it counts is least, which need not be fastest on a GPU. A call
     that raises, a kernel at fault and a result that differs refuse a configuration. The winner is kept on disk by the
-    text of the program and of what it imports, types and shapes of the arguments, versions, and GPU or architecture.
+    text of the program and of what it imports, what the function has of the scopes around it, types and shapes of the
+    arguments, contents of ``expected``, versions, and GPU or architecture.
 
     Args:
         function: of CuTe DSL, as ``@cute.jit`` makes it, or around such, that launches kernels.
@@ -82,7 +85,7 @@ def tune(
 
     Raises:
         ValueError: no values for a parameter, ``trials`` below 1, no such count or architecture, no tensor to compare,
-            or no legal configuration, with the reason of each.
+            another number of them than ``expected`` has, or no legal configuration, with the reason of each.
         MissingExtra: the extra ``emulator`` is not installed.
     """
     extras.require("emulator", "a tuner")
@@ -115,7 +118,8 @@ def tune(
     if not cached or file is None:
         run()
         return found[0]
-    about = [function.__qualname__, space, bench.described(), by, tolerance, trials, seed, torch.__version__]
+    about = [function.__qualname__, _around(function), space, bench.described(), by, tolerance, trials, seed]
+    about.append(torch.__version__)
     kept = sweep_program.cached(file, [json.dumps(about, default=repr)], arch, run)
     settings = {name: space[name][n] for name, n in kept["place"].items()}
     return found[0] if found else Tuned(settings, by, kept["least"], kept["ties"])
@@ -126,6 +130,23 @@ def _file_of(function: Callable[..., Any]) -> str | None:
         return inspect.getsourcefile(inspect.unwrap(function))
     except TypeError:  # made of no text
         return None
+
+
+def _around(function: Callable[..., Any], known: tuple[Any, ...] = ()) -> list[str]:
+    """Values that a function has of the scopes around it, of its object and as defaults, in words."""
+    plain = inspect.unwrap(function)
+    found = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or ()]
+    found += [getattr(plain, name, None) for name in ("__self__", "__defaults__", "__kwdefaults__")]
+    functions = [inspect.isfunction(each) and each not in known for each in found]
+    return [
+        f"{one.__module__}.{one.__qualname__} {_around(one, (*known, function, one))}" if is_function else repr(one)
+        for one, is_function in zip(found, functions)
+    ]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor in the order of its elements, uint8 of one dimension, on the host."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 @dataclass
@@ -148,12 +169,16 @@ class _Bench:
 
     def described(self) -> list[str]:
         """Facts of the arguments that the answer depends on."""
-        made = self.arguments if not callable(self.arguments) else [inspect.getsource(self.arguments)]
-        tensors = (isinstance(each, torch.Tensor) for each in made)
-        return [
-            f"{each.dtype} {tuple(each.shape)} {each.stride()}" if tensor else f"{type(each).__name__} {each}"
-            for each, tensor in zip(made, tensors)
-        ]
+        contents = hashlib.sha256()
+        for each in self.expected or ():
+            contents.update(f"{each.dtype} {tuple(each.shape)}".encode() + _bytes(each).numpy().tobytes())
+        with contextlib.nullcontext() if self.timed else capturing.capture(self.arch):
+            made = self.arguments() if callable(self.arguments) else self.arguments
+            return [contents.hexdigest()] + [
+                f"{each.dtype} {tuple(each.shape)} {each.stride()}"
+                if isinstance(each, torch.Tensor) else f"{type(each).__name__} {each}"
+                for each in made
+            ]
 
     def score(self, row: Row) -> float:
         """A number of a legal row of which less is better."""
@@ -170,24 +195,28 @@ class _Bench:
             reason = self._refusal(settings)
             return replace(row, reason=reason, measured=None if reason else 1e3 * self._timer(settings)())
         with capturing.capture(self.arch, Options(counters=True)) as session:
-            reason = self._refusal(settings)
-            session.threads.wait()
-        reason = sweep_program.without_launch(session, reason)
+            reason = self._refusal(settings, session)
         return sweep_program.row_of(row, sweep_program.facts_of(session, reason))
 
-    def _refusal(self, settings: Mapping[str, Any]) -> str | None:
-        """Why a configuration is refused; None where its results are right."""
+    def _refusal(self, settings: Mapping[str, Any], session: capturing.Session | None = None) -> str | None:
+        """Why a configuration is refused; None where its results are right. ``session``: of the emulator."""
         given = self.given()
         try:
             returned = self._call(given, settings)
+            if session is not None:
+                session.threads.wait()
             returned = returned if isinstance(returned, (tuple, list)) else [returned]
             results = [each.cpu() for each in (*returned, *given) if isinstance(each, torch.Tensor)]
         except Exception as error:
             return sweep_program.reason_of(error)
         if not results:
             raise ValueError("arguments: must have a tensor of torch, or the function return one, to be compared")
+        if session is not None and (reason := sweep_program.without_launch(session, None)) is not None:
+            return reason
         if self.expected is None:
             self.expected, self.first = results, f"what {dict(settings)} computes"
+        if len(self.expected) != len(results):
+            raise ValueError(f"expected has {len(self.expected)} tensors: must have {len(results)}, one of each result")
         for number, (result, wanted) in enumerate(zip(results, self.expected)):
             if not self._agree(result, wanted):
                 return f"tensor {number} of the results differs from {self.first}"
@@ -205,10 +234,14 @@ class _Bench:
     def _agree(self, result: torch.Tensor, wanted: torch.Tensor) -> bool:
         if (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
             return False
-        a, b = result.contiguous(), wanted.cpu().contiguous()
         if not self.tolerance:
-            return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-        return bool((a.double() - b.double()).norm() <= self.tolerance * b.double().norm())
+            return torch.equal(_bytes(result), _bytes(wanted))
+        a, b = result.double(), wanted.cpu().double()
+        # Norms tell nothing where one number is infinite: these have to be the same.
+        finite = b.isfinite()
+        if not torch.equal(a.isfinite(), finite) or not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+            return False
+        return bool((a - b)[finite].norm() <= self.tolerance * b[finite].norm())
 
     def _timer(self, settings: Mapping[str, Any]) -> search.Timer:
         given = self.given()

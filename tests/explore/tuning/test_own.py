@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from cutlass.cute.runtime import from_dlpack
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.programs import capture
@@ -88,6 +90,52 @@ def test_an_answer_is_kept_until_the_program_changes(tmp_path: Path, monkeypatch
     assert "kept from an earlier search" in str(second)
     assert answer(text, size=512).rows and answer(text, space={"per_thread": [2, 1]}).rows
     assert answer(text + "# changed\n").rows and not answer(text + "# changed\n").rows
+
+
+def around(factor: int) -> Callable[..., None]:
+    """A function whose text does not say with how many numbers per thread it calls another one."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, per_thread: int = 1) -> None:
+        doubled(from_dlpack(x), from_dlpack(y), factor * per_thread)
+
+    return function
+
+
+def test_an_answer_is_of_what_is_expected_and_of_the_scopes_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path))
+    space, given = {"per_thread": [1], "wrong": [False, True]}, (X, torch.zeros(256))
+    assert tune(doubled, space, given).settings["wrong"] is False
+    for _ in range(2):
+        assert tune(doubled, space, given, expected=[X, 3 * X]).settings["wrong"] is True
+    for size in (256, 512):
+        made = tune(doubled, {"per_thread": [1]}, lambda size=size: (torch.ones(size), torch.zeros(size)))
+        assert made.rows[0].counts["warp instructions"] > 0
+    one, two = (tune(around(factor), {"per_thread": [1]}, given) for factor in (1, 2))
+    assert one.rows and two.rows and one.least != two.least
+    assert not tune(around(2), {"per_thread": [1]}, given).rows
+
+
+def test_results_of_other_shapes_and_values() -> None:
+    """A number, infinite ones, and those of a configuration that launches nothing."""
+
+    def summed(x: torch.Tensor, y: torch.Tensor, per_thread: int) -> torch.Tensor:
+        if per_thread:
+            doubled(from_dlpack(x), from_dlpack(y), per_thread)
+        return y.sum()
+
+    nothing, *rows = tune(summed, {"per_thread": [0, 1, 2]}, (X, torch.zeros(256)), cached=False).rows
+    assert nothing.reason == "the program launched no kernel" and [row.reason for row in rows] == [None, None]
+    infinite = X.clone()
+    infinite[[3, 5]] = torch.tensor([torch.inf, torch.nan])
+    right, wrong = tune(
+        doubled, {"per_thread": [1], "wrong": [False, True]}, (infinite, torch.zeros(256)), tolerance=1e-3, cached=False
+    ).rows
+    assert right.reason is None and "differs" in wrong.reason
+    for expected in ([], [X], X):
+        with pytest.raises(ValueError, match=rf"expected has {len(expected)} tensors: must have 2"):
+            tune(doubled, {"per_thread": [1]}, (X, torch.zeros(256)), expected=expected, cached=False)
 
 
 def test_some_of_many_are_tried() -> None:
