@@ -12,6 +12,7 @@ from pathlib import Path
 from cute_kernels import __version__
 from cute_kernels.commands import bench, compare, kernel_options, layout, profile, same, sass, sweep, tables
 from cute_kernels.common import extras, files
+from cute_kernels.common.words import counted
 from cute_kernels.dsl import compiling, kernel_cache
 from cute_kernels.explore import plan_facts
 from cute_kernels.operations import compile
@@ -271,7 +272,7 @@ def _add_cache(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "cache",
         help="count or clear the compiled kernels on disk",
-        description="Counts the compiled kernels and tuned configurations on disk, or deletes them. "
+        description="Counts the compiled kernels, tuned configurations and runs of programs on disk, or deletes them. "
         "CUTE_KERNELS_CACHE_DIR chooses the directory, an absolute path; off keeps kernels in memory only.",
     )
     parser.add_argument("--clear", action="store_true", help="delete all of them and their locks, and no other file")
@@ -284,13 +285,15 @@ def _cache(options: argparse.Namespace) -> int:
         print("the cache is off (CUTE_KERNELS_CACHE_DIR=off)")
         return 0
     if options.clear:
-        forgotten = tuned.clear()
+        forgotten, runs = tuned.clear(), kernel_cache.runs(root)
         deleted = kernel_cache.clear(root)
-        print(f"{deleted} kernels deleted from {root}; {forgotten} tuned configurations too; other files stay")
+        more = f"{counted(forgotten, 'tuned configuration')} and {counted(runs, 'run')} of programs too"
+        print(f"{counted(deleted, 'kernel')} deleted from {root}; {more}; other files stay")
         return 0
     most, (number, nbytes) = kernel_cache.limit(), kernel_cache.entries(root)
-    kernels = f"{number} kernels, {nbytes:,} bytes of at most {most:,} (CUTE_KERNELS_CACHE_MB),"
-    print(f"{kernels} and {len(tuned.files())} tuned configurations in {root}")
+    kernels = f"{counted(number, 'kernel')}, {nbytes:,} bytes of at most {most:,} (CUTE_KERNELS_CACHE_MB)"
+    runs = counted(kernel_cache.runs(root), "run")
+    print(f"{kernels}, {counted(len(tuned.files()), 'tuned configuration')} and {runs} of programs in {root}")
     return 0
 
 

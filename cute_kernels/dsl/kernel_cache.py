@@ -50,6 +50,7 @@ _ABANDONED_SECONDS = 86_400.0
 """After which a temporary file is nobody's."""
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{40}\.kernel")
+_RUN_NAME = re.compile(r"[0-9a-f]{40}\.run")
 _HELPER_NAME = re.compile(r"[0-9a-f]{40}(\.lock|\.run|[0-9a-z_]{8}\.tmp)")
 """Locks, runs of programs (`cute_kernels.explore`), and entries that were never finished: what `load_or_build` and
 `tempfile` make of an entry's name."""
@@ -371,6 +372,11 @@ def clear(root: Path) -> int:
     for path in (*entries, *regular_files(root, _HELPER_NAME)):
         path.unlink(missing_ok=True)
     return len(entries)
+
+
+def runs(root: Path) -> int:
+    """How many runs of programs, and answers of `cute_kernels.explore.tune`, a directory has."""
+    return len(regular_files(root, _RUN_NAME))
 
 
 def regular_files(root: Path, name: re.Pattern[str]) -> list[Path]:

@@ -327,7 +327,7 @@ def test_clearing_deletes_only_what_the_cache_wrote(root, capsys):
 
     assert cache.entries(root) == (2, 4 + path.stat().st_size)
     assert main(["cache", "--clear"]) == 0
-    assert f"1 kernels deleted from {root};" in capsys.readouterr().out
+    assert f"1 kernel deleted from {root};" in capsys.readouterr().out
     assert {p.name for p in root.iterdir()} == kept
     assert all((root / name).read_bytes() == content for name, content in foreign.items())
 

@@ -22,6 +22,7 @@ from cute_kernels.emulator.programs import capturing
 from cute_kernels.explore import sweep_program, sweep_text
 from cute_kernels.explore.sweep_table import Row, grid
 from cute_kernels.explore.tuning import search
+from cute_kernels.operations.runtime import devices
 
 Results = Sequence[torch.Tensor]
 
@@ -74,7 +75,8 @@ def tune(
         space: values by keyword parameter, at least one of each.
         arguments: others, in their order, or a function that makes them. Tensors are copied to the device for every
             configuration, and given as tensors of CuTe where a parameter is annotated ``cute.Tensor``.
-        arch: emulate for this key of `CHIPS`; when None the GPU at hand, or without one the emulator's default.
+        arch: emulate for this key of `CHIPS`; when None the GPU at hand, in an emulated program its architecture, or
+            without either the emulator's default.
         count: what is least without a GPU: a count of `cute_kernels.explore.plan_facts`.
         expected: contents of the result's tensors, and behind them of the arguments'; when None those of the first
             configuration that is legal.
@@ -94,8 +96,9 @@ def tune(
             raise ValueError(f"space[{name!r}] = {values!r}: must have a value")
     if trials is not None and trials < 1:
         raise ValueError(f"trials = {trials}: must be at least 1")
-    timed = arch is None and torch.cuda.is_available()
-    arch = arch or DEFAULT_ARCH
+    emulated = devices.is_emulated()
+    timed = arch is None and torch.cuda.is_available() and not emulated
+    arch = arch or (devices.device_facts(torch.cuda.current_device())[0] if emulated else DEFAULT_ARCH)
     check_arch(arch)
     where = torch.cuda.get_device_name() if timed else arch
     by = f"time on {where} in us" if timed else f"{count} in the emulator ({where})"

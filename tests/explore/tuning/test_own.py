@@ -41,6 +41,14 @@ def test_counts_choose_without_a_gpu() -> None:
     assert "time" not in found.by and " us" not in str(found).splitlines()[-1]
 
 
+def test_an_emulated_device_has_no_times() -> None:
+    alone = tune(doubled, SPACE, (X, torch.zeros(256)), arch="sm_90a", cached=False)
+    with capture("sm_90a"):
+        inside = tune(doubled, SPACE, (X, torch.zeros(256)), cached=False)
+    assert (inside.settings, inside.by, inside.least) == (alone.settings, alone.by, alone.least)
+    assert all(row.measured is None for row in inside.rows)
+
+
 def test_what_results_have_to_be_is_said_or_is_the_first_ones() -> None:
     given, wanted = (X, torch.zeros(256)), [X, 3 * X]
     found = tune(doubled, SPACE, given, expected=wanted, count="MMA instructions", cached=False)
@@ -65,6 +73,7 @@ def test_time_chooses_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda: timed.append(per_thread["per_thread"]) or values[len(timed) % len(values)]
 
     monkeypatch.setattr(search, "call_timer", timer)
+    monkeypatch.setattr(own.devices, "is_emulated", lambda: False)  # as if it were a GPU
     with capture("sm_90a"):
         found = tune(doubled, {"per_thread": [1, 2, 4]}, (X, torch.zeros(256)), cached=False)
         assert found.by == f"time on {torch.cuda.get_device_name()} in us"

@@ -116,8 +116,10 @@ def test_without_a_disk_cache_this_process_remembers(monkeypatch):
 
 def test_the_cache_command_counts_and_forgets(root, capsys):
     path = tuned.store(PROBLEM, H200, CONFIG, 1.0)
+    run = path.parent / f"{'a' * 40}.run"
+    run.write_text("{}")
     assert main(["cache"]) == 0
-    assert "and 1 tuned configurations in" in capsys.readouterr().out
+    assert ", 1 tuned configuration and 1 run of programs in" in capsys.readouterr().out
     assert main(["cache", "--clear"]) == 0
-    assert "1 tuned configurations too" in capsys.readouterr().out
-    assert not path.exists() and tuned.lookup(PROBLEM, H200) is None
+    assert "; 1 tuned configuration and 1 run of programs too;" in capsys.readouterr().out
+    assert not path.exists() and not run.exists() and tuned.lookup(PROBLEM, H200) is None
