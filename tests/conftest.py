@@ -33,6 +33,7 @@ from torch.nn.modules import module as modules
 import cute_kernels
 from cute_kernels.commands import workers
 from cute_kernels.dsl import kernel_cache
+from cute_kernels.emulator.programs.device import building
 from cute_kernels.operations.runtime import tuned
 from tests.nightly import NIGHTLY, examples
 from tests.random_orders import KERNELS
@@ -138,6 +139,7 @@ def all_modules_are_imported() -> None:
     for module in pkgutil.walk_packages(cute_kernels.__path__, "cute_kernels."):
         if not module.name.endswith(".__main__"):
             importlib.import_module(module.name)
+    building.library()  # says that it is compiled, which a test that compares what is printed would find
     # No collection of garbage has to look through modules and tests again, nor often through compiled kernels.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -241,6 +241,7 @@ void begin_memory(int64_t new_byte, int64_t most, std::vector<std::string> libra
     std::lock_guard<std::mutex> lock(memory().mutex);
     memory().new_byte = static_cast<int>(new_byte);
     memory().most = most;
+    memory().freed.clear();  // tensors of the program before
     memory().libraries = std::move(libraries);
 }
 

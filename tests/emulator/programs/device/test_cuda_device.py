@@ -381,6 +381,7 @@ def test_backward_after_the_program() -> None:
 
 
 def test_statistics_of_memory(session: Session) -> None:
+    torch.cuda.init()  # before it torch says 0
     before = torch.cuda.memory_allocated()
     x = torch.ones(1 << 20, device="cuda")
     assert torch.cuda.memory_allocated() == before + (4 << 20)
@@ -598,7 +599,7 @@ def test_behind_memory_that_was_larger_before(session: Session) -> None:
 
 
 def test_around_memory_where_another_was_that_went_back_to_the_system(session: Session) -> None:
-    """A place beside a tensor is in no tensor that was freed, wherever the system puts it."""
+    """A place beside a tensor is in no tensor that was freed, wherever that is, nor in one of a program before."""
     large = 100 << 20  # bytes: given back when it is freed
     freed = torch.empty(large, dtype=torch.uint8, device="cuda")
     begin, end, kept, found = freed.data_ptr(), freed.data_ptr() + large, [], []
@@ -610,6 +611,10 @@ def test_around_memory_where_another_was_that_went_back_to_the_system(session: S
         if begin <= here - 4096 and here + kept[-1].nbytes + 8192 <= end:
             found.append((here - 4096, here + kept[-1].nbytes + 8192))
     assert found and [session.device.freed(address) for pair in found for address in pair] == [""] * 2 * len(found)
+    address = kept.pop().data_ptr()
+    assert session.device.freed(address)
+    with capture("sm_90a") as another:
+        assert not another.device.freed(address)
 
 
 def test_captures_that_cannot_be(session: Session) -> None:
