@@ -36,7 +36,8 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     )  # fmt: skip
     parser.add_argument("--measure", action="store_true", help="also time each on the GPU at hand")
     columns = ", ".join(sweep_outcomes.COLUMNS)
-    parser.add_argument("--sort", metavar="COLUMN", help=f"sort by {columns} or a count of the emulator; least first")
+    text = f"sort by {columns} or a count of the emulator; least first; rows keep their numbers"
+    parser.add_argument("--sort", metavar="COLUMN", help=text)
     parser.add_argument("--pareto", metavar="X,Y", help="columns of the Pareto front (default: shared,modelled)")
     tables.add_formats(parser)
     workers.add_worker_arguments(parser)
@@ -174,7 +175,8 @@ def run(options: argparse.Namespace) -> int:
         files.check_output(options.output, ".html")
     workers.check_workers(options)
     tables.check(options)
-    axes = sweep_text.axes_of(options.pareto)
+    if "," not in (options.pareto or ","):
+        raise ValueError(f"--pareto {options.pareto}: must be two columns, X,Y")
     how = {"compiled": options.compile, "measured": options.measure}
     if options.kernel.endswith(".py"):
         if options.measure or not options.compile:
@@ -189,8 +191,8 @@ def run(options: argparse.Namespace) -> int:
     if len(rows) < len(subject.settings):
         print(f"{len(rows)} of {len(subject.settings)} rows are in {options.store}; --resume prints the table of all")
         return 0
-    lines = sweep_text.text_of(rows, options.best, options.sort, axes)
-    tables.show(options, sweep_outcomes.records(sweep_outcomes.by(rows, options.sort)), lines)
+    lines = sweep_text.text_of(rows, options.best, options.sort, options.pareto)
+    tables.show(options, sweep_outcomes.records(rows, options.sort), lines)
     if options.output is not None:
         files.write_text(options.output, page.page(rows, subject))
     return sweep_outcomes.exit_status(rows)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cute_kernels.common.words import counted
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.plan.config_codec import spell
 
@@ -46,17 +47,32 @@ def value(row: Row, column: str) -> float | None:
     return COLUMNS[column](row) if column in COLUMNS else row.counts.get(column)
 
 
-def check_column(rows: Sequence[Row], column: str, option: str) -> None:
-    """Refuses the name of a column that no row has. Raises ValueError: naming the option and what is allowed."""
-    if column not in columns_of(rows):
-        raise ValueError(f"{option} {column}: no row has it: must be one of {', '.join(columns_of(rows))}")
+def named(rows: Sequence[Row], text: str) -> str | None:
+    """The column that a text names, by its own name or by that in records; None where no row has it."""
+    columns = columns_of(rows)
+    return text if text in columns else {tidy(name): name for name in columns}.get(text)
 
 
-def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every row as a flat mapping, for JSON, CSV or a data frame, with columns named by `tidy`.
+def axes_of(rows: Sequence[Row], text: str) -> tuple[str, str]:
+    """Columns of a front, from X,Y, where names may have commas, too. Raises ValueError: it is no two columns."""
+    parts = text.split(",")
+    for place in range(1, len(parts)):
+        axes = [named(rows, ",".join(some).strip()) for some in (parts[:place], parts[place:])]
+        if None not in axes:
+            return axes[0], axes[1]
+    raise ValueError(f"--pareto {text}: must be X,Y, two of {_quoted(rows)}")
+
+
+def _quoted(rows: Sequence[Row]) -> str:
+    """Names of columns, some of which have commas."""
+    return ", ".join(map(repr, columns_of(rows)))
+
+
+def records(rows: Sequence[Row], sort: str | None = None) -> list[dict[str, Any]]:
+    """Every row as a flat mapping, for JSON, CSV or a data frame, with columns named by `tidy`, in the order of `by`.
 
     What a row does not have is None. Counts, bytes, registers and a program's options that are integers are int."""
-    numbered, columns = numbers(rows), columns_of(rows)
+    numbered, columns, rows = numbers(rows), columns_of(rows), by(rows, sort)
     fields = {name: _values(row.settings.get(name) for row in rows) for row in rows for name in row.settings}
     found = []
     for place, row in enumerate(rows):
@@ -147,8 +163,8 @@ def tie(a: Row, b: Row, column: str) -> bool:
 def ranked(rows: Iterable[Row]) -> list[list[Row]]:
     """Levels of the legal configurations whose time is known, measured where one is, else modelled, quickest first.
 
-    Of a level none is surely quicker than another one: all ranges begin below the lowest end of one. They stand in the
-    order of the table.
+    A level has the rows that may be the quickest of those behind the levels before: no other's range ends before theirs
+    begins. They stand in the order of the table.
     """
     rows = list(rows)
     column = "measured" if any(row.measured is not None for row in rows) else "modelled"
@@ -199,7 +215,7 @@ def effects(rows: Iterable[Row]) -> list[str]:
             changes = ", ".join(filter(None, (_change(pairs, column) for column in known)))
             unchanged = f"no change of {', '.join(map(_unit, known))}" if known else "nothing is known of both"
             followed = sum(a.others != b.others for a, b in pairs)
-            count = f"{len(pairs)} pairs" + (f", in {followed} of which other fields follow" if followed else "")
+            count = counted(len(pairs), "pair") + (f", in {followed} of which other fields follow" if followed else "")
             lines.append(f"{field} {way} ({count}): {changes or unchanged}")
     return lines
 
@@ -234,13 +250,15 @@ def _change(pairs: Sequence[tuple[Row, Row]], column: str) -> str:
 
 
 def by(rows: Sequence[Row], column: str | None) -> list[Row]:
-    """The rows in the order of a column, those without a value last; the plan's own choice stays first."""
+    """The rows in the order of a column, those without a value last; the plan's own choice stays first. Raises
+    ValueError: no row has the column."""
     if column is None:
         return list(rows)
-    check_column(rows, column, "--sort")
+    if (found := named(rows, column)) is None:
+        raise ValueError(f"--sort {column}: no row has it: must be one of {_quoted(rows)}")
     first = [row for row in rows if not row.settings]
     others = [row for row in rows if row.settings]
-    return first + sorted(others, key=lambda row: (value(row, column) is None, value(row, column) or 0))
+    return first + sorted(others, key=lambda row: (value(row, found) is None, value(row, found) or 0))
 
 
 def exit_status(rows: Sequence[Row]) -> int:

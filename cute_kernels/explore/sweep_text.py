@@ -17,14 +17,6 @@ _SHOWN = {  # of what a program's launches do
 }  # fmt: skip
 
 
-def axes_of(text: str | None) -> tuple[str, str]:
-    """Columns of a front, from X,Y; `AXES` without a text. Raises ValueError: other than two."""
-    names = AXES if text is None else tuple(text.split(","))
-    if len(names) != 2:
-        raise ValueError(f"--pareto {text}: must be two columns, X,Y")
-    return names
-
-
 def outcome(row: Row) -> str:
     """A row in a line, as soon as it is known."""
     known = row.reason or ", ".join(
@@ -34,31 +26,29 @@ def outcome(row: Row) -> str:
     return f"{sweep_outcomes.settings_text([row])}: {known}"
 
 
-def text_of(rows: Sequence[Row], best: int = 3, sort: str | None = None, axes: tuple[str, str] = AXES) -> list[str]:
+def text_of(rows: Sequence[Row], best: int = 3, sort: str | None = None, pareto: str | None = None) -> list[str]:
     """The whole answer: table, levels of time, front, effects of the fields, what is known of the model's errors.
 
-    ``rows``: of one sweep. ``best``: levels of time to name. ``sort``: column of the order. ``axes``: columns of the
-    front, which is left out where no row has them. Raises ValueError: other axes than `AXES`, of which no row has one;
-    a column to sort by that no row has."""
-    lines = [*lines_of(sweep_outcomes.by(rows, sort)), *ranking(rows, best)]
+    ``rows``: of one sweep. ``best``: levels of time to name. ``sort``: column of the order, which
+    leaves rows their numbers. ``pareto``: X,Y, columns of the front; when None `AXES`, and no front where no row has
+    them. Raises ValueError: a column that no row has."""
+    lines = [*lines_of(rows, sort), *ranking(rows, best)]
+    axes = AXES if pareto is None else sweep_outcomes.axes_of(rows, pareto)
     if all(axis in sweep_outcomes.columns_of(rows) for axis in axes):
         numbered = sweep_outcomes.numbers(rows)
         front = sweep_outcomes.spans(numbered[id(row)] for row in sweep_outcomes.pareto(rows, *axes))
         none = "none: the ranges of modelled times overlap" if "modelled" in axes else "none"
         lines.append(f"Pareto front of {' and '.join(axes)}: {front or none}")
-    elif axes != AXES:
-        for axis in axes:
-            sweep_outcomes.check_column(rows, axis, "--pareto")
     lines += [f"varying {effect}" for effect in sweep_outcomes.effects(rows)]
     return lines + plan_facts.caveats(row.prediction for row in rows if row.measured is None)
 
 
-def lines_of(rows: Sequence[Row]) -> list[str]:
-    """The table: rows with one outcome together, and those with one refusal behind all others."""
+def lines_of(rows: Sequence[Row], sort: str | None = None) -> list[str]:
+    """The table in the order of `sweep_outcomes.by`: rows with one outcome together, refused ones behind all others."""
     shown = [name for name in sweep_outcomes.COLUMNS if name != "measured" or any(row.measured for row in rows)]
     titles = [sweep_outcomes.UNITS[name] for name in shown]
     lines = ["    " + "  ".join(titles) + "  largest part of the sum; design"]
-    numbered = sweep_outcomes.numbers(rows)
+    numbered, rows = sweep_outcomes.numbers(rows), sweep_outcomes.by(rows, sort)
     for group in sorted(sweep_outcomes.alike(rows), key=lambda group: group[0].reason is not None):
         row, which = group[0], sweep_outcomes.spans(numbered[id(each)] for each in group)
         name = f"{which}  {sweep_outcomes.settings_text(group)}"

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import io
 import json
+import random
 import re
 import sys
 import types
@@ -198,6 +199,22 @@ def test_times_whose_ranges_overlap_are_one_level_and_on_no_front() -> None:
     assert ranked(measured) == [[measured[0], measured[2]], [measured[1]]]
 
 
+def test_a_level_has_the_rows_that_may_be_quickest() -> None:
+    """As docs/explore.md says: no range of the others that are left ends before theirs begins. In a chain the first
+    overlaps with the second alone."""
+    chain = [made(4.0, 1), made(6.0, 2), made(9.0, 3), made(13.0, 4)]  # 3 to 5, 4.5 to 7.5, 6.75 to 11.25, 9.75 to ..
+    assert ranked(chain) == [chain[:2], chain[2:]]
+    generator = random.Random(1)
+    for _ in range(50):
+        rows = [made(generator.uniform(1, 20), n + 1) for n in range(generator.randrange(1, 9))]
+        wanted, left = [], rows
+        while left:
+            ends = [row.prediction.most for row in left]
+            wanted.append([row for row in left if not any(end < row.prediction.least for end in ends)])
+            left = [row for row in left if row not in wanted[-1]]
+        assert ranked(rows) == wanted
+
+
 def test_a_level_is_said_with_its_range_and_what_its_rows_share() -> None:
     times = {3: 4.0, 4: 4.1, 5: 9.0}
     configs = {stages: dataclasses.replace(BASE, tile_n=128, stages=stages) for stages in times}
@@ -226,9 +243,41 @@ def test_rows_with_one_outcome_stand_together() -> None:
     assert lines[-1] == "7-8  tile=2, stages=2|4: too large"
     assert settings_text([rows[1], rows[5]]) == "tile=0, stages=2; tile=1, stages=3"
     assert [spans(numbers) for numbers in ([3], [1, 2, 3, 5, 7, 8], [])] == ["3", "1-3, 5, 7-8", ""]
-    assert by([*rows[:1], rows[4], rows[1]], "modelled") == [rows[0], rows[1], rows[4]]
-    with pytest.raises(ValueError, match="--sort registers: no row has it: must be one of shared, modelled"):
+    with pytest.raises(ValueError, match="--sort registers: no row has it: must be one of 'shared', 'modelled'"):
         by(rows, "registers")
+
+
+@pytest.mark.parametrize("default", (True, False))
+def test_a_row_keeps_its_number_when_sorted(default: bool) -> None:
+    """In the table, in the lines on levels and the front, and in records; row 0 stays first."""
+    rows = [made(time, nbytes, n=nbytes) for time, nbytes in ((100.0, 3), (1.0, 2), (10.0, 1))]
+    rows = [dataclasses.replace(row, config=BASE) for row in rows]
+    rows[:0] = [dataclasses.replace(made(1000.0, 9), settings={}, config=BASE)] * default
+    lines = text_of(rows, sort="modelled")
+    heads = [re.match(r"(\d+)  (?:n=(\d)|default)", line) for line in lines_of(rows, "modelled")]
+    first = [("0", None)] * default
+    assert [head.groups() for head in heads if head] == [*first, ("2", "2"), ("3", "1"), ("1", "3")]
+    levels = [line for line in lines if "us (modelled, " in line]
+    assert [level.partition(" us")[0] + level[-3:] for level in levels] == ["1.0: 2", "10.0: 3", "100.0: 1"]
+    assert "Pareto front of shared and modelled: 2-3" in lines
+    found = [(record["row"], record.get("n")) for record in records(rows, "modelled")]
+    assert found == [*[(0, None)] * default, (2, 2), (3, 1), (1, 3)]
+    assert by(rows, "modelled") == [*rows[:default], rows[-2], rows[-1], rows[-3]]
+
+
+def test_a_column_is_named_as_in_the_records() -> None:
+    names = ("shared: loads, wavefronts", "TMA loads", "a, b")
+    rows = [Row({"n": n}, registers=9 - n, stack_bytes=0, counts=dict(zip(names, (n, 5 - n, 1)))) for n in range(3)]
+    for name in ("registers", "TMA loads", "tma_loads"):
+        assert by(rows, name) == rows[::-1]
+    assert records(rows, "stack_bytes") == records(rows) and by(rows, "shared_loads_wavefronts") == rows
+    for text in ("registers,shared: loads, wavefronts", "registers, shared_loads_wavefronts"):
+        assert "Pareto front of registers and shared: loads, wavefronts: 1-3" in text_of(rows, pareto=text)
+    assert "Pareto front of shared: loads, wavefronts and a, b: 1" in text_of(rows, pareto=f"{names[0]},{names[2]}")
+    quoted = "'registers', 'stack', 'shared: loads, wavefronts', 'TMA loads', 'a, b'"
+    for text in ("registers,c", "registers,a", "registers,", "registers,stack,TMA loads"):
+        with pytest.raises(ValueError, match=f"^--pareto {text}: must be X,Y, two of {quoted}$"):
+            text_of(rows, pareto=text)
 
 
 def test_what_a_field_changes() -> None:
@@ -244,8 +293,8 @@ def test_what_a_field_changes() -> None:
     assert effects(some)[0] == "tile 1 to 2 (2 pairs): modelled us -66.7% beyond its range in 1 of 2"
     assert effects([*rows[:1], Row({"tile": 1, "stages": 3}, reason="too large")]) == []
     known, unknown = Row({"n": 1}, counts={"a": 4}), Row({"n": 2}, counts={"b": 4})
-    assert effects([known, unknown]) == ["n 1 to 2 (1 pairs): nothing is known of both"]
-    assert effects([made(None, 8, n=1), made(None, 8, n=2)]) == ["n 1 to 2 (1 pairs): no change of shared B"]
+    assert effects([known, unknown]) == ["n 1 to 2 (1 pair): nothing is known of both"]
+    assert effects([made(None, 8, n=1), made(None, 8, n=2)]) == ["n 1 to 2 (1 pair): no change of shared B"]
     counted = [dataclasses.replace(row, counts={"conflicts": count}) for row, count in zip(rows[:2], (0, 32))]
     assert effects(counted)[0].endswith("conflicts +32")
 
@@ -256,8 +305,8 @@ def test_a_front_of_any_two_columns() -> None:
     rows = [Row({"n": n}, counts={"a": a, "b": b}) for n, (a, b) in enumerate(points)]
     assert [row.settings["n"] for row in pareto(rows, "a", "b")] == [0, 1, 2, 4]
     assert pareto([*rows, Row({"n": 9}, counts={"b": 0})], "a", "b") == pareto(rows, "a", "b")  # whose a nobody knows
-    with pytest.raises(ValueError, match="--pareto c: no row has it: must be one of a, b"):
-        text_of(rows, axes=("a", "c"))
+    with pytest.raises(ValueError, match="--pareto a,c: must be X,Y, two of 'a', 'b'"):
+        text_of(rows, pareto="a,c")
 
 
 def test_records_have_one_set_of_names() -> None:
@@ -339,7 +388,7 @@ def test_a_table_without_compilation(
     assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [0, 1]
     for wrong, message in (
         (["--pareto", "shared"], "--pareto shared: must be two columns, X,Y"),
-        (["--sort", "speed"], "--sort speed: no row has it: must be one of shared, tmem, modelled"),
+        (["--sort", "speed"], "--sort speed: no row has it: must be one of 'shared', 'tmem', 'modelled'"),
         (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg: must be one of .html"),
         (["--json", "-", "--csv", "-"], "--json - and --csv -: one of them is printed"),
         (["--json", str(tmp_path / "no" / "a.json")], "no folder"),
