@@ -18,8 +18,8 @@ from cute_kernels.emulator.races.meetings import Meeting
 
 #: What a certificate takes for granted, in every report.
 ASSUMPTIONS = (
-    "It holds for this input at these addresses, on a chip that runs every warp sometimes, and for warps whose lanes "
-    "step together.",
+    "All this is said of this input at these addresses, on a chip that runs every warp sometimes and the lanes of a "
+    "warp in step.",
     "Races are those that the detectors find: docs/emulator/contract.md lists the others, and all assumptions.",
 )
 _MOST = 3

@@ -86,12 +86,16 @@ def tune(
         cached: look for the answer on disk.
 
     Raises:
-        ValueError: no values for a parameter, ``trials`` below 1, no such count or architecture, no tensor to compare,
-            another number of them than ``expected`` has, or no legal configuration, with the reason of each.
+        ValueError: no such parameter, no values of one, ``trials`` below 1, no such count or architecture, no tensor
+            to compare, another number of them than ``expected`` has, or no legal configuration, with all reasons.
         MissingExtra: the extra ``emulator`` is not installed.
     """
     extras.require("emulator", "a tuner")
+    known = inspect.signature(function).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in known.values())
     for name, values in space.items():
+        if name not in known and not takes_all:
+            raise ValueError(f"space has {name!r}: must be parameters of the function, {', '.join(known)}")
         if not values:
             raise ValueError(f"space[{name!r}] = {values!r}: must have a value")
     if trials is not None and trials < 1:

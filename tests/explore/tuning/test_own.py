@@ -160,6 +160,7 @@ def test_some_of_many_are_tried() -> None:
 @pytest.mark.parametrize(
     ("space", "more", "message"),
     [
+        ({"width": [1]}, {}, "space has 'width': must be parameters of the function, x, y, per_thread, wrong"),
         ({"per_thread": []}, {}, r"space\['per_thread'\] = \[\]: must have a value"),
         ({"per_thread": [1]}, {"trials": 0}, "trials = 0: must be at least 1"),
         ({"per_thread": [1]}, {"count": "speed"}, "count = 'speed': must be one of warp instructions, "),
