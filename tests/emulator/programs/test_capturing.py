@@ -1,7 +1,5 @@
 """Whole programs in the emulator: what the program sees of torch and of the device, and what its kernels may touch."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import gc
