@@ -32,6 +32,7 @@ guide, compute capabilities); those of the system in each CTA, which are in ever
 
 if TYPE_CHECKING:
     from cute_kernels.emulator import Options
+    from cute_kernels.emulator.errors import EmulatorError
     from cute_kernels.emulator.programs.capturing import Session
 
 
@@ -242,11 +243,25 @@ _LONG_NAME = re.compile(r"'[^' ]{60,}'")
 
 def reason_of(error: BaseException) -> str:
     """Type and reason of an error, as one line without codes of a terminal: the assembler's own words where it refused
-    the kernel, otherwise the first line."""
+    the kernel, kind and line of a kernel's fault as ``emulate`` reports them, otherwise the first line."""
+    import cute_kernels.emulator.errors as errors
+
+    if isinstance(error, errors.EmulatorError):
+        return _fault(error)
     log = getattr(error, "ptxas_error", "") or getattr(error, "nvvm_error", "")  # of CuTe DSL's compilation
     text = log or str(error).strip().partition("\n")[0]
     text = _LONG_NAME.sub(lambda name: f"{name[0][:40]}..'", _plain(text).removeprefix("ptxas error : "))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _fault(error: EmulatorError) -> str:
+    """E.g. ``lanes-race at softmax.py:64: a load reads ..``."""
+    import cute_kernels.emulator.reports.diagnosis as diagnosis
+
+    found = diagnosis.diagnose(error)
+    source, line = found.place.source, found.place.ptx_line
+    place = f"{os.path.basename(source.path)}:{source.line}" if source else f"PTX line {line}"
+    return _plain(f"{found.kind}{f' at {place}' if source or line else ''}: {found.sentence}")
 
 
 def _plain(text: str) -> str:

@@ -166,7 +166,7 @@ def test_only_modules_of_the_program_are_forgotten(tmp_path: Path, monkeypatch: 
     monkeypatch.delitem(sys.modules, "swept_library")
 
 
-def test_a_kernel_at_fault_is_no_legal_configuration(tmp_path: Path) -> None:
+def test_a_kernel_at_fault_is_no_legal_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the program catches the error too: without its second wait, the consumer reads what TMA may be writing."""
     text = (EXAMPLES / "bias_add.py").read_text()
     wait = "cute.arch.mbarrier_wait(full + stage, i // STAGES & 1)"
@@ -176,7 +176,11 @@ def test_a_kernel_at_fault_is_no_legal_configuration(tmp_path: Path) -> None:
     head, _, last = call.rpartition("assert torch.equal(")
     (tmp_path / "program.py").write_text(f"{head}\nwith contextlib.suppress(Exception):\n    torch.equal({last}")
     (row,) = sweep_program(tmp_path / "program.py", [{"stages": 2}], arch="sm_90a", arguments=["--m", "64"])
-    assert "Race" in row.reason or "read" in row.reason
+    # Kind, place and sentence are those that emulate prints.
+    printed = main(["emulate", str(tmp_path / "bias_add.py"), "--arch", "sm_90a"]), capsys.readouterr().err
+    assert printed[0] == row.status == 3
+    kind, sentence, line = re.search(r"error\[(.*?)\]: (.*)\n *--> \S*bias_add.py:(\d+) ", printed[1]).groups()
+    assert row.reason == f"{kind} at bias_add.py:{line}: {sentence}" and kind == "unfinished-copy"
 
 
 def made(microseconds: float | None, nbytes: int, **settings: int) -> Row:

@@ -15,6 +15,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.programs import capture
 from cute_kernels.explore import plan_facts, tune
 from cute_kernels.explore.tuning import own, search
+from tests.explore.tuning import own_kernels
 from tests.explore.tuning.own_kernels import doubled
 
 X = torch.arange(256.0)
@@ -155,6 +156,14 @@ def test_some_of_many_are_tried() -> None:
         for _ in range(2)
     ]
     assert tried[0] == tried[1] and 1 <= len(tried[0]) <= 2 and all(each in own.grid(**space) for each in tried[0])
+
+
+def test_a_kernels_fault_is_named_by_its_kind_and_line() -> None:
+    """A result of half the size: the kernel writes behind it."""
+    lines = Path(own_kernels.__file__).read_text().splitlines()
+    (line,) = (number for number, text in enumerate(lines, 1) if "y[first + i] =" in text)
+    with pytest.raises(ValueError, match=rf"\n1  per_thread=1: out-of-bounds at own_kernels.py:{line}: "):
+        tune(doubled, {"per_thread": [1]}, (X, torch.zeros(128)), arch="sm_90a", cached=False)
 
 
 @pytest.mark.parametrize(
