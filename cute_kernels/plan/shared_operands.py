@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.common.facts import fact, number
+from cute_kernels.common.words import counted
 from cute_kernels.plan import base
 
 SWIZZLE_BYTES = 128
@@ -65,7 +66,7 @@ class StoreBuffers(base.Plan):
             *self.first_smem,
             (f"{a}: {c.stages} stages", c.stages * self.a_stage_bytes, self.swizzle_period),
             (f"{b}: {c.stages} stages", c.stages * self.b_stage_bytes, self.swizzle_period),
-            (f"output: {c.store_stages} stages", self.staging_bytes, self.swizzle_period),
+            (f"output: {counted(c.store_stages, 'stage')}", self.staging_bytes, self.swizzle_period),
             *self.more_smem,
         )
 

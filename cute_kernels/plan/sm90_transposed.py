@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.facts import fact, flag, number, text
+from cute_kernels.common.words import counted
 from cute_kernels.plan.base import reject, room_for_stages
 from cute_kernels.plan.tiles import FeatureTiles
 
@@ -139,7 +140,7 @@ def check_registers(
     rule = (
         f"{plan.weight_registers} registers of weight, {plan.accumulator_registers} of accumulators and "
         f"{ADDRESSING_REGISTERS} for addressing make {plan.needed_registers}, the limit with "
-        f"{plan.config.warpgroups} warpgroups is {plan.consumer_registers}"
+        f"{counted(plan.config.warpgroups, 'warpgroup')} is {plan.consumer_registers}"
     )
     smaller = fit(plan.consumer_registers - plan.weight_registers - ADDRESSING_REGISTERS)
     if smaller >= step:

@@ -615,6 +615,16 @@ def test_registers_that_too_many_warpgroups_leave_are_their_fault() -> None:
         make_plan(LARGE, Sm100ResidentConfig(tile_rows=32, tile_positions=64))
 
 
+def test_one_of_something_is_singular() -> None:
+    """In reasons and in names of arrays."""
+    problem = PatchEmbedProblem(m=4096, n=768, k=768, table_rows=4)
+    with pytest.raises(ValueError, match="the limit with 1 warpgroup is 240; "):
+        make_plan(problem, Sm90PatchEmbedConfig(warpgroups=1, tile_rows=256, weight="registers"), "sm_90a")
+    config = Sm90GemmConfig(tile_m=64, tile_n=64, store_stages=1, pingpong=False)
+    names = [region.name for region in make_plan(GemmProblem(m=256, n=64, k=64), config, "sm_90a").smem]
+    assert names[-1] == "output: 1 stage" and "a: 4 stages" in names
+
+
 class Refused(Exception):
     """As CuTe DSL raises it where ptxas refuses a kernel."""
 
