@@ -209,7 +209,7 @@ def registers() -> Iterator[Limit]:
         "embed sm_90a: resident weight",
         embed("sm_90a", SMALL90, k=12 * 128),
         embed("sm_90a", SMALL90, k=13 * 128 - 16),  # 208 + 8 + 32 of 240: 16 rows are the fewest
-        r"^weight = 'registers':? .*make 248, the limit with 1 warpgroups is 240; nearest legal value: 'streamed'$",
+        r"^weight = 'registers':? .*make 248, the limit with 1 warpgroup is 240; nearest legal value: 'streamed'$",
     )
     # 65,536 registers for 512 threads are 128 each until setmaxnreg: 96 of accumulators and 32.
     wide = replace(STREAMED90, warpgroups=3)
