@@ -203,7 +203,7 @@ def registers() -> Iterator[Limit]:
             f"embed sm_90a: registers of {warpgroups} warpgroups",
             embed("sm_90a", config, k=k),
             embed("sm_90a", replace(config, tile_rows=rows + 16), k=k),
-            f"make {needed + 8}, the limit with {warpgroups} warpgroups is {limit}; nearest legal value: {rows}$",
+            f"make {needed + 8}, the limit with {warpgroups} warpgroups? is {limit}; nearest legal value: {rows}$",
         )
     yield Limit(  # 13 blocks: 208 of weight + 8 + 32 = 248
         "embed sm_90a: resident weight",
