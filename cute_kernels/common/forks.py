@@ -14,6 +14,17 @@ _PACKAGE = __name__.partition(".")[0]
 _LOCKS: weakref.WeakKeyDictionary[threading.RLock, Callable[[], object]] = weakref.WeakKeyDictionary()
 
 
+def _state_of_this_thread() -> dict[object, object]:
+    """The dictionary of `threading.local` and of caches of libraries."""
+    borrowed = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThreadState_GetDict", ctypes.pythonapi))()
+    return ctypes.cast(borrowed, ctypes.py_object).value
+
+
+# One more reference than Python's, which a process that another thread forks drops inside of os.fork. Torch's cache of
+# DTensor, which that destroyed, waited there for threads of a process group that its parent has, or crashed.
+_OF_MAIN_THREAD = _state_of_this_thread() if threading.current_thread() is threading.main_thread() else None
+
+
 def lock(interrupted: Callable[[], object] = lambda: None) -> threading.RLock:
     """A reentrant lock. In a forked process it is free, unless the thread that forked had it.
 

@@ -238,3 +238,27 @@ def test_a_forked_process_ends_with_its_parent() -> None:
     os.waitpid(parent, 0)
     assert os.read(reader, 5) == b""  # the last end for writing is closed
     os.close(reader)
+
+
+def test_what_the_main_thread_has_lives_on_in_a_process_that_another_thread_forks() -> None:
+    read, write = os.pipe()
+    parent, local = os.getpid(), threading.local()
+
+    class Destroyed:
+        def __del__(self) -> None:
+            if os.getpid() != parent:
+                os.write(write, b"!")
+
+    def fork() -> None:
+        process = os.fork()
+        if process == 0:
+            os.write(write, b".")
+            os._exit(0)
+        os.waitpid(process, 0)
+
+    assert threading.current_thread() is threading.main_thread()
+    local.of_this_thread = Destroyed()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    assert os.read(read, 2) == b"."
