@@ -100,4 +100,4 @@ def test_a_sweep_of_a_program_that_is_at_fault(tmp_path: Path, capsys: pytest.Ca
     program.write_text(source.replace("        # Missing", barrier))
     for values, status in (("1", 0), ("0,1", 3), ("1,2", 0)):
         assert run("sweep", str(program), "--arch", "sm_90a", "--vary", f"sync={values}") == status
-    assert "SharedMemoryRace" in capsys.readouterr().out
+    assert "shared-race at program.py:" in capsys.readouterr().out
