@@ -74,8 +74,8 @@ EXPORT LaneCopy *copies_pending(const WorkQueues *all, const LaneCopies *copies,
 
 // Runs a warp until it waits, has used up its budget, fails or exits; which of these. `rows`: the exchange area.
 EXPORT int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback);
-// Runs clusters of a `Place` until `count` are done, or Python is to go on with one: then `done` is less.
-EXPORT void place_run(Place *place, void *callback);
+// Runs clusters of a `Slot` until `count` are done, or Python is to go on with one: then `done` is less.
+EXPORT void slot_run(Slot *slot, void *callback);
 // The operations that instructions consist of: how many, the name of one, and its function for values of lanes or for
 // values that all lanes share; null where it has no such form.
 EXPORT int32_t operation_count(void);

@@ -415,26 +415,26 @@ enum { GO = 0, WAIT = 1, ERROR = 2, EXIT = 4 };
 enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
 enum { SITE_EXIT = 0, SITE_WAIT = 1, SITE_STOP = 2 };  // sites of control flow
 
-// --- clusters in one place -------------------------------------------------------------------------------------------
+// --- clusters in one slot --------------------------------------------------------------------------------------------
 
 // Memory, and what a cluster finds there.
 typedef struct Span { uint8_t *at; const uint8_t *found; int64_t nbytes; } Span;
-typedef struct PlaceWarp {
+typedef struct SlotWarp {
   uint8_t *state;
   Context *context;  // or null
   uint8_t *local;    // memory, or null
   int64_t place;     // index of the instruction where it waits
   int64_t ended;
-} PlaceWarp;
+} SlotWarp;
 // Clusters of one CTA, which run one after the other in the memory of one.
-typedef struct Place {
+typedef struct Slot {
   const Program *program;
   uint8_t *rows;  // of the exchange area
   Tables *tables;
   Epochs *epochs;  // with detectors, likewise the next two
   Shadow *shadow;
   int64_t clock_bytes;  // of the matrix of a warp
-  PlaceWarp *each;
+  SlotWarp *each;
   int64_t warps, blocks, local_bytes;
   Span *spans;
   int64_t span_count;
@@ -449,4 +449,4 @@ typedef struct Place {
   int64_t fresh;           // nothing has run here
   int64_t warp, status;    // that ran last, or `warps`: none could run; what its turn ended with
   int64_t asked;           // Python has been
-} Place;
+} Slot;

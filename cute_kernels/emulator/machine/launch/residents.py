@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from cute_kernels.common.chips import chip_of
 from cute_kernels.emulator.machine.launch.holds import Holds
 from cute_kernels.emulator.machine.launch.launch import Launch
-from cute_kernels.emulator.machine.launch.places import Place, suits
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
+from cute_kernels.emulator.machine.launch.slots import Slot, suits
 from cute_kernels.emulator.machine.state.tmem import TensorMemory
 from cute_kernels.emulator.machine.units.sm import Cluster
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters
@@ -98,14 +98,14 @@ class Residents:
         self._steps = deque(step for step in launch.options.steps if step.kind in TURNS)
         held = [step for step in launch.options.steps if step.kind == "h"]
         self._holds = Holds(held) if held else None
-        self._place = Place(launch, self._scheduler) if suits(launch) else None
+        self._slot = Slot(launch, self._scheduler) if suits(launch) else None
 
     def run(self) -> Iterator[ClusterWork]:
         """Work of the clusters, as they end. Raises EmulatorError: what a cluster or a detector reports, or a hang of
         the launch."""
         while self._launch.waiting or self._running:
-            if self._place is not None and self._place.tries:
-                yield from self._run_in_place()
+            if self._slot is not None and self._slot.tries:
+                yield from self._run_in_slot()
                 if not self._running:
                     continue
             scheduler = self._next()
@@ -124,19 +124,19 @@ class Residents:
                 self._stuck[scheduler] = None
                 self._patient |= {scheduler} if scheduler.patient else set()
 
-    def _run_in_place(self) -> Iterator[ClusterWork]:
+    def _run_in_slot(self) -> Iterator[ClusterWork]:
         """Runs clusters without Python; one that needs it is running then."""
-        launch, place = self._launch, self._place
-        done = place.run()
+        launch, slot = self._launch, self._slot
+        done = slot.run()
         if done:
             launch.waiting.take(done)
             counters = Counters(launch.execution.flow)
-            for track, executions in zip(place.tracks, place.executions.tolist()):
+            for track, executions in zip(slot.tracks, slot.executions.tolist()):
                 counters.merge({track: executions})
             yield ClusterWork(counters.executions, clusters=done)
-        if place.scheduler is not None:
+        if slot.scheduler is not None:
             launch.waiting.take()
-            self._running.append(place.scheduler)
+            self._running.append(slot.scheduler)
             self._begun += 1
 
     def _let_run(self, scheduler: Scheduler) -> None:

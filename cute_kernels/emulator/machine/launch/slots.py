@@ -1,4 +1,4 @@
-"""Clusters of one CTA that run one after the other in the memory of one, in the core (``core/places.c``).
+"""Clusters of one CTA that run one after the other in the memory of one, in the core (``core/slots.c``).
 
 What a cluster finds is kept, and put back before the next one begins. As soon as one needs Python, for an error, an
 instruction that the core does not know, asynchronous work or a wait that is not for a named barrier, the cluster's
@@ -29,11 +29,11 @@ _PATIENCE = 1 << 20  # instructions until signals are looked for
 _ATTEMPTS = 3  # clusters that need Python from the start, after which no other one is tried
 _MAKE_ROOM = CONSTANTS["MAKE_ROOM"]
 _REPORT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
-_Tables, _PlaceWarp, _Span = (STRUCTURES[name] for name in ("Tables", "PlaceWarp", "Span"))
+_Tables, _SlotWarp, _Span = (STRUCTURES[name] for name in ("Tables", "SlotWarp", "Span"))
 
 
 def suits(launch: Launch) -> bool:
-    """Whether clusters of a launch may run in one place, as far as that is known before."""
+    """Whether clusters of a launch may run in one slot, as far as that is known before."""
     options = launch.options
     in_turn = options.interleave == "round_robin" and options.interleave_clusters == "in_turn"
     watched = options.debugger or options.stepped or options.steps or options.trace is not None or options.counters
@@ -41,8 +41,8 @@ def suits(launch: Launch) -> bool:
     return in_turn and not watched and alone and len(launch.waiting) > 1
 
 
-class Place:
-    """Clusters of a launch in one place after another.
+class Slot:
+    """Clusters of a launch in one slot, one after the other.
 
     Attributes:
         tries: whether it is worth while to try another one.
@@ -85,7 +85,7 @@ class Place:
             label = functools.partial(_label, indices, [warp.role for warp in self._warps])
             core.text = races.epochs.later(len(GENERIC_KINDS) * core.warps * len(indices), label)
         self._cluster.barriers.tables.report = ctypes.cast(self._report, ctypes.c_void_p).value
-        library().place_run(ctypes.addressof(core), ctypes.cast(self._call, ctypes.c_void_p).value)
+        library().slot_run(ctypes.addressof(core), ctypes.cast(self._call, ctypes.c_void_p).value)
         taken = core.done < core.count
         if races is not None:
             races.clusters = core.number + core.done - (not taken)
@@ -95,7 +95,7 @@ class Place:
         self._count = 1 if taken else min(2 * self._count, _MOST)
         return core.done
 
-    # --- the place ----------------------------------------------------------------------------------------------------
+    # --- the slot -----------------------------------------------------------------------------------------------------
 
     def _build(self, index: int) -> None:
         """Makes the objects of a cluster, and keeps what it finds in its memory."""
@@ -108,8 +108,8 @@ class Place:
         self._warps = cta.warps
         offsets = execution.translation.of_cluster
         self._offsets = np.array([offset for offset, _ in offsets], np.int64)
-        self._each = (_PlaceWarp * len(cta.warps))(*map(self._warp, cta.warps))
-        self._core = STRUCTURES["Place"](
+        self._each = (_SlotWarp * len(cta.warps))(*map(self._warp, cta.warps))
+        self._core = STRUCTURES["Slot"](
             program=execution.bytecode.address, rows=execution.exchange, tables=cluster.barriers.address,
             each=ctypes.addressof(self._each), warps=len(cta.warps), blocks=len(execution.flow.blocks),
             local_bytes=execution.translation.local_bytes, offsets=self._offsets.ctypes.data,
@@ -141,7 +141,7 @@ class Place:
     def _warp(warp: Warp) -> ctypes.Structure:
         context = 0 if warp.agent is None else ctypes.addressof(warp.cluster.tracker.context(warp.agent))
         local = 0 if warp.local is None else warp.local.ctypes.data
-        return _PlaceWarp(state=warp.code.address, context=context, local=local)
+        return _SlotWarp(state=warp.code.address, context=context, local=local)
 
     def _values(self, indices: Sequence[int]) -> np.ndarray:
         """Constants that differ between clusters, int64 [clusters, values]."""

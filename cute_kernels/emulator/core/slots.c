@@ -1,4 +1,4 @@
-// Runs clusters of one CTA one after the other in the memory of one, as far as they need nothing of Python (places.py).
+// Runs clusters of one CTA one after the other in the memory of one, as far as they need nothing of Python (slots.py).
 #include <string.h>
 
 #include "bytecode.h"
@@ -21,7 +21,7 @@ static void clear_shadow(const Shadow *shadow) {
 }
 
 // All memory is what a new cluster finds.
-static void restore(Place *p) {
+static void restore(Slot *p) {
   for (int64_t i = 0; i < p->warps; i++) {
     const Context *context = p->each[i].context;
     const Agent *agent = context ? context->agent : NULL;
@@ -33,13 +33,13 @@ static void restore(Place *p) {
   for (int64_t i = 0; i < p->span_count; i++) memcpy(p->spans[i].at, p->spans[i].found, (size_t)p->spans[i].nbytes);
 }
 
-// The next cluster takes the place.
-static void begin(Place *p) {
+// The next cluster takes the slot.
+static void begin(Slot *p) {
   if (!p->fresh) restore(p);
   p->fresh = 0;
   if (p->epochs) p->epochs->cluster = p->number + p->done;
   for (int64_t i = 0; i < p->warps; i++) {
-    PlaceWarp *warp = &p->each[i];
+    SlotWarp *warp = &p->each[i];
     warp->ended = 0;
     for (int64_t k = 0; k < p->offset_count; k++)
       memcpy(warp->state + p->offsets[k], &p->values[p->done * p->offset_count + k], sizeof *p->values);
@@ -49,15 +49,15 @@ static void begin(Place *p) {
   }
 }
 
-static int64_t executed(const Place *p) {
+static int64_t executed(const Slot *p) {
   int64_t steps = 0;
   for (int64_t i = 0; i < p->warps; i++) steps += ((const WarpHeader *)(const void *)p->each[i].state)->steps;
   return steps;
 }
 
 // A warp has its turn, unless it waits at a named barrier. 0: Python goes on.
-static int turn(Place *p, int64_t number, void *callback, int *ran, int64_t *running) {
-  PlaceWarp *warp = &p->each[number];
+static int turn(Slot *p, int64_t number, void *callback, int *ran, int64_t *running) {
+  SlotWarp *warp = &p->each[number];
   WarpHeader *header = (WarpHeader *)(void *)warp->state;
   Tables *t = p->tables;
   NamedBarriers *named = t->ctas[0].named;
@@ -82,7 +82,7 @@ static int turn(Place *p, int64_t number, void *callback, int *ran, int64_t *run
 }
 
 // 1: the cluster has ended, and left nothing behind; 0: Python goes on with it.
-static int run_cluster(Place *p, void *callback) {
+static int run_cluster(Slot *p, void *callback) {
   int64_t running = p->warps;
   while (running) {
     int ran = 0;
@@ -98,7 +98,7 @@ static int run_cluster(Place *p, void *callback) {
   return 0;
 }
 
-void place_run(Place *p, void *callback) {
+void slot_run(Slot *p, void *callback) {
   int64_t patience = p->patience;
   for (p->done = 0; p->done < p->count && patience > 0; p->done++) {
     begin(p);

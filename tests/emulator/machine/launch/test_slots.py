@@ -1,4 +1,4 @@
-"""Clusters that run in the memory of the one before leave all that clusters with objects of their own leave."""
+"""Clusters that run in one slot leave all that clusters with objects of their own leave."""
 
 from __future__ import annotations
 
