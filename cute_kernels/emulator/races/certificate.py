@@ -46,25 +46,20 @@ _FIXED = ("%tid", "%ntid", "%laneid", "%lanemask", "%ctaid", "%nctaid", "%cluste
 
 @dataclass(frozen=True)
 class Place:
-    """A reason against a certificate.
+    """A reason against a certificate."""
 
-    Attributes:
-        kind: that of a fault which other schedules may show ("arrival-early", "bytes-early", "announced-late",
-            "lanes-overtaken", "inval-order", "allocation-order"); "draw" (the outcome is one of several), "answer" (of
-            a look that the program goes by), "pool" (something may have to wait for room), "unknown" (an instruction
-            that is not classified), "reported" (a detector's report, after which execution went on) or "schedule" (the
-            run is none that can be judged).
-        text: what it is.
-        instruction, line, source: where; "" and 0 where it is nowhere.
-        meetings: pairs of events that it consists of, as far as they are known.
-    """
-
+    # that of a fault which other schedules may show ("arrival-early", "bytes-early", "announced-late",
+    # "lanes-overtaken", "inval-order", "allocation-order"); "draw" (the outcome is one of several), "answer" (of a look
+    # that the program goes by), "pool" (something may have to wait for room), "unknown" (an instruction that is not
+    # classified), "reported" (a detector's report, after which execution went on) or "schedule" (the run is none that
+    # can be judged)
     kind: str
-    text: str
+    text: str  # what it is
+    # instruction, line, source: where; "" and 0 where it is nowhere
     instruction: str = ""
     line: int = 0
     source: str = ""
-    meetings: tuple[Meeting, ...] = ()
+    meetings: tuple[Meeting, ...] = ()  # pairs of events that it consists of, as far as they are known
 
     def __str__(self) -> str:
         where = self.source or (f"PTX line {self.line}" if self.line else "")

@@ -17,22 +17,15 @@ from cute_kernels.emulator.races.shadow import LANE_BITS, Epochs, Plane, Shadow
 
 @dataclass(frozen=True)
 class Part:
-    """Places of one access that are of one plane.
+    """Places of one access that are of one plane."""
 
-    Attributes:
-        plane: by granules or by bytes; None: of tensor memory.
-        unit: bytes of a place.
-        places, lanes: of each; lane -1: of the warp.
-        before: identities of earlier accesses.
-        late: which of them are not ordered before.
-    """
-
-    plane: Plane | None
-    unit: int
+    plane: Plane | None  # by granules or by bytes; None: of tensor memory
+    unit: int  # bytes of a place
+    # places, lanes: of each; lane -1: of the warp
     places: np.ndarray
     lanes: np.ndarray
-    before: np.ndarray
-    late: np.ndarray
+    before: np.ndarray  # identities of earlier accesses
+    late: np.ndarray  # which of them are not ordered before
 
     @staticmethod
     def of(conflict: ctypes.Structure, access: ctypes.Structure, shadow: Shadow | None) -> Part:
@@ -52,27 +45,16 @@ def array_at(address: int, count: int, dtype: type[np.generic]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Conflict:
-    """A later access, to be compared with the earlier ones that it races with.
+    """A later access, to be compared with the earlier ones that it races with."""
 
-    Attributes:
-        epochs: what accesses are known by.
-        first: first epoch of this launch.
-        agents: warps of the cluster.
-        who: makes the later access.
-        verb: "reads" or "writes".
-        lanes: of the later access, by place; None: they are not known.
-        cluster: number of it; 0: no other one accesses this memory.
-        weak: the accesses are synchronised, but by relaxed operations or at too narrow a scope.
-    """
-
-    epochs: Epochs
-    first: int
-    agents: Sequence[Agent]
-    who: Agent | Operation
-    verb: str
-    lanes: np.ndarray | None = None
-    cluster: int = 0
-    weak: bool = False
+    epochs: Epochs  # what accesses are known by
+    first: int  # first epoch of this launch
+    agents: Sequence[Agent]  # warps of the cluster
+    who: Agent | Operation  # makes the later access
+    verb: str  # "reads" or "writes"
+    lanes: np.ndarray | None = None  # of the later access, by place; None: they are not known
+    cluster: int = 0  # number of it; 0: no other one accesses this memory
+    weak: bool = False  # the accesses are synchronised, but by relaxed operations or at too narrow a scope
 
     def facts(self, before: np.ndarray, late: np.ndarray, number: int, other: Side) -> dict[str, object]:
         """Fields of `cute_kernels.emulator.errors.EmulatorError.know`.

@@ -21,19 +21,12 @@ _PIPELINED = ("mma", "cp", "shift")  # tcgen05 operations that one commit comple
 
 @dataclass(frozen=True)
 class Access:
-    """Properties of an access.
+    """Properties of an access."""
 
-    Attributes:
-        space: "shared", "global" or "tensor".
-        write: it wrote.
-        strong: it was a strong operation.
-        unit: bytes of the places that are kept of it; it accessed a multiple of them.
-    """
-
-    space: str
-    write: bool
-    strong: bool = False
-    unit: int = 1
+    space: str  # "shared", "global" or "tensor"
+    write: bool  # it wrote
+    strong: bool = False  # it was a strong operation
+    unit: int = 1  # bytes of the places that are kept of it; it accessed a multiple of them
 
 
 def suspects(epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int) -> list[Instruction]:

@@ -77,7 +77,6 @@ class Agent:
 
     Attributes:
         rank: CTA of the warp.
-        base: first of its columns.
         clock: of its accesses now; it advances whenever something is passed on, so that later accesses are told apart.
         clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
         address: host address of ``clocks``.
@@ -88,7 +87,6 @@ class Agent:
         incoming: likewise, what relaxed waits obtained since there was an after_thread_sync.
         pending: obtained by relaxed waits, for a fence to acquire: int32 [`PENDING`, columns].
         label: for reports.
-        warp: the warp, None where there are clocks alone.
         strict: tcgen05.fence is asked for beside release and acquire too, and tcgen05.wait::ld of loads whose values
             have been used.
     """
@@ -99,10 +97,10 @@ class Agent:
     ) -> None:  # fmt: skip
         self.number = number
         self.rank, self.live, self.label, self.strict = rank, live, label, strict
-        self.warp: WarpState | None = None
+        self.warp: WarpState | None = None  # the warp, None where there are clocks alone
         self._private = np.zeros(word_count("Private"), np.int64)
         self.private = self._private.ctypes.data
-        self.base = columns.take(WARP_COLUMNS)
+        self.base = columns.take(WARP_COLUMNS)  # first of its columns
         self._matrix = columns.matrix(self, sum(rows for _, rows in _PARTS))
         self.loads = np.zeros(instructions, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
         block = np.zeros(word_count("Agent"), np.int64)

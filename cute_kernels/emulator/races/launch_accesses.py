@@ -47,19 +47,12 @@ class Runs:
 
 @dataclass(frozen=True)
 class Span:
-    """Accesses to a span of a region.
+    """Accesses to a span of a region."""
 
-    Attributes:
-        region: first address and bytes of the region's window.
-        start: first byte of the span in the window.
-        granules: codes of granules; 0 for those that are kept by bytes.
-        single: codes of bytes, 0 for those of other granules; None where no granule is kept by bytes.
-    """
-
-    region: Region
-    start: int
-    granules: Runs
-    single: Runs | None
+    region: Region  # first address and bytes of the region's window
+    start: int  # first byte of the span in the window
+    granules: Runs  # codes of granules; 0 for those that are kept by bytes
+    single: Runs | None  # codes of bytes, 0 for those of other granules; None where no granule is kept by bytes
 
     def by_granule(self) -> np.ndarray:
         """A code for each granule, which has everything that was done to a byte of it, uint8 [granules]."""

@@ -34,36 +34,26 @@ _NON_COHERENT, _STORES, _PARTING, _FIRST = (
 
 @dataclass
 class LaunchShadow:
-    """State that outlives a cluster: accesses to global memory, and what was released there.
-
-    Attributes:
-        regions: shadow per registered region of global memory.
-        clusters: how many have been made.
-        released: per address, what was released there to other clusters, see `abroad`.
-        fenced: per address, what was known at any fence.sc that happens before a strong write there.
-        visits: the latest strong accesses; None: there was none.
-        first: first epoch of this launch; those before it belong to a launch that may not be over yet.
-        flow: of the kernel, to name the instructions of earlier accesses; None: they are not named. `follow` sets it.
-        non_coherent: instructions of the kernel that are ld.global.nc, by index.
-        makes_maps: the kernel changes tensor maps, and what reads them is recorded.
-        elsewhere: accesses that clusters in other processes made.
-        maps: addresses of the tensor maps in global memory that this process used; they are in no shadow.
-        block: a `LaunchRegions` of the core, as int64.
-    """
+    """State that outlives a cluster: accesses to global memory, and what was released there."""
 
     memory: GlobalMemory
     epochs: Epochs = field(default_factory=Epochs)
-    regions: dict[Region, Shadow] = field(default_factory=dict)
-    clusters: int = 0
+    regions: dict[Region, Shadow] = field(default_factory=dict)  # shadow per registered region of global memory
+    clusters: int = 0  # how many have been made
+    # per address, what was released there to other clusters, see `abroad`
     released: dict[int, Knowledge] = field(default_factory=dict)
+    # per address, what was known at any fence.sc that happens before a strong write there
     fenced: dict[int, Knowledge] = field(default_factory=dict)
-    visits: Visits | None = None
-    first: int = 1
+    visits: Visits | None = None  # the latest strong accesses; None: there was none
+    first: int = 1  # first epoch of this launch; those before it belong to a launch that may not be over yet
+    # of the kernel, to name the instructions of earlier accesses; None: they are not named. `follow` sets it
     flow: Flow | None = None
-    non_coherent: frozenset[int] = frozenset()
-    makes_maps: bool = False
-    elsewhere: list[Span] = field(default_factory=list)
+    non_coherent: frozenset[int] = frozenset()  # instructions of the kernel that are ld.global.nc, by index
+    makes_maps: bool = False  # the kernel changes tensor maps, and what reads them is recorded
+    elsewhere: list[Span] = field(default_factory=list)  # accesses that clusters in other processes made
+    # addresses of the tensor maps in global memory that this process used; they are in no shadow
     maps: set[int] = field(default_factory=set)
+    # a `LaunchRegions` of the core, as int64
     block: np.ndarray = field(default_factory=lambda: np.zeros(word_count("LaunchRegions"), np.int64))
 
     def __post_init__(self) -> None:

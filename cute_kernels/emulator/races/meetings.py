@@ -18,17 +18,13 @@ Event = tuple[int, int, int]
 
 @dataclass(frozen=True, order=True)
 class Meeting:
-    """Two events in the order of the run.
+    """Two events in the order of the run."""
 
-    Attributes:
-        first, second: what came first, and what might have. First (): asynchronous work.
-        words: who meets, and where.
-        shown: how the launch fails where the first waits for the second; "": it does not; None: that was not tried.
-    """
-
+    # first, second: what came first, and what might have. First (): asynchronous work
     first: Event | tuple[()]
     second: Event
-    words: str
+    words: str  # who meets, and where
+    # how the launch fails where the first waits for the second; "": it does not; None: that was not tried
     shown: str | None = None
 
     @property

@@ -54,7 +54,6 @@ class Epochs:
     Attributes:
         columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
         places: int32: index of the instruction that made the first of its accesses; -1: not known.
-        clusters: int32: the cluster, from 1 on; 0: of the launch before.
         generic: uint8: `GENERIC` where the access went through the generic proxy, `STRONG` for a strong operation.
         block: an `Epochs` of the core, as int64; it is at host ``address``.
     """
@@ -63,7 +62,7 @@ class Epochs:
         self.columns, self.clocks = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
         self.generic = np.zeros(1024, np.uint8)
         self.places = np.full(1024, -1, np.int32)
-        self.clusters = np.zeros(1024, np.int32)
+        self.clusters = np.zeros(1024, np.int32)  # int32: the cluster, from 1 on; 0: of the launch before
         self._texts = np.zeros(1024, np.int32)  # index in _labels: who and what, for reports
         self._labels: list[str | _Later] = [""]
         self.block = np.zeros(word_count("Epochs"), np.int64)
@@ -212,19 +211,17 @@ class Shadow:
     """Shadow of ``nbytes`` bytes of shared or global memory.
 
     Attributes:
-        coarse: by granules of 16 bytes.
         fine: by bytes, for granules that are split; None while there is none. With ``by_bytes`` there is one at once,
             so that the core may split granules.
         accessed: first byte that was accessed and the one behind the last, or more than these; after `bound` alone.
-        address: host address of the `Plane.block` that both planes share.
     """
 
     def __init__(self, nbytes: int, *, by_bytes: bool = False, bounded: bool = False) -> None:
         self.nbytes = nbytes
-        self.coarse = Plane(-(-nbytes // GRANULE) + 2)
+        self.coarse = Plane(-(-nbytes // GRANULE) + 2)  # by granules of 16 bytes
         self.fine: Plane | None = None
         self._split: np.ndarray | None = None
-        self.address = self.coarse.address
+        self.address = self.coarse.address  # host address of the `Plane.block` that both planes share
         self.coarse.block[_SHADOW["high"]] = -1
         if bounded:
             self.bound()

@@ -39,11 +39,7 @@ class ShadowUnit:
     Args:
         epochs: what accesses are known by.
         find: the shadow, or the plane of tensor memory, at an address.
-        ask: is told of a `Conflict`; its first argument is one of the core's RACE_.., but for more room.
-
-    Attributes:
-        callback_address: what the core calls.
-    """
+        ask: is told of a `Conflict`; its first argument is one of the core's RACE_.., but for more room."""
 
     #: What is known of arrays that never change, with the array, so that no other one gets its identity.
     _constants: ClassVar[dict[int, tuple[tuple[int, int, int, int], np.ndarray]]] = {}
@@ -60,7 +56,7 @@ class ShadowUnit:
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         self._record = functools.partial(library().access_record_whole, self._access.ctypes.data, address)
         self._generic = GenericAccess()
-        self.callback_address = address
+        self.callback_address = address  # what the core calls
 
     def _asked(self, what: int, address: int) -> int:
         try:

@@ -19,17 +19,11 @@ from cute_kernels.emulator.machine.units.matrix.wgmma import Form
 
 @dataclass(frozen=True)
 class _Kind:
-    """Operand types that go together (PTX ISA, wgmma.mma_async), and what all of their instructions have in common.
+    """Operand types that go together (PTX ISA, wgmma.mma_async), and what all of their instructions have in common."""
 
-    Attributes:
-        types: of A and of B.
-        d_types: of the accumulator.
-        columns: N that exist.
-    """
-
-    types: tuple[ElementType, ...]
-    d_types: tuple[str, ...] = ("f32",)
-    columns: Collection[int] = range(8, 257, 8)
+    types: tuple[ElementType, ...]  # of A and of B
+    d_types: tuple[str, ...] = ("f32",)  # of the accumulator
+    columns: Collection[int] = range(8, 257, 8)  # N that exist
 
     @property
     def integers(self) -> bool:

@@ -38,19 +38,14 @@ def _accumulators(type_: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """One of the matrices of a shape and the fragment that holds it.
+    """One of the matrices of a shape and the fragment that holds it."""
 
-    Attributes:
-        m, n, k: shape.
-        name: "a", "b", "c" or "d".
-        type: of its elements.
-    """
-
+    # m, n, k: shape
     m: int
     n: int
     k: int
-    name: str
-    type: str
+    name: str  # "a", "b", "c" or "d"
+    type: str  # of its elements
 
     @property
     def swapped(self) -> bool:

@@ -24,20 +24,14 @@ _RETURN, _AFTER = "$return", "$after"  # labels; PTX has no such names where reg
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the module.
+    """A function of the module."""
 
-    Attributes:
-        name: what a call says.
-        results, parameters: (name, type) of each; of an array the type is `ARRAY`.
-        body: tokens from { to }.
-        refused: why it cannot be expanded, or "".
-    """
-
-    name: str
+    name: str  # what a call says
+    # results, parameters: (name, type) of each; of an array the type is `ARRAY`
     results: tuple[tuple[str, str], ...]
     parameters: tuple[tuple[str, str], ...]
-    body: tuple[Token, ...]
-    refused: str = ""
+    body: tuple[Token, ...]  # tokens from { to }
+    refused: str = ""  # why it cannot be expanded, or ""
 
     @property
     def arrays(self) -> list[str]:
@@ -199,20 +193,15 @@ def read_call(
 
 @dataclass(frozen=True)
 class Expansion:
-    """Where a call is expanded.
+    """Where a call is expanded."""
 
-    Attributes:
-        around: scope of the moves and of the skip: names of the caller, and of the function's parameters and results.
-        inside: scope of the function's body.
-        before, after: statements around those of the body.
-        declared: types of registers by their final name.
-    """
-
+    # scope of the moves and of the skip: names of the caller, and of the function's parameters and results
     around: Scope
-    inside: Scope
+    inside: Scope  # scope of the function's body
+    # before, after: statements around those of the body
     before: list[Statement]
     after: list[Statement]
-    declared: dict[str, str]
+    declared: dict[str, str]  # types of registers by their final name
 
     @property
     def labels(self) -> tuple[str, str]:

@@ -34,22 +34,15 @@ class Site:
 
 @dataclass
 class Body:
-    """The body of a function that calls itself.
+    """The body of a function that calls itself."""
 
-    Attributes:
-        function: the function.
-        inside: scope of its statements, whose suffix is that of all its names.
-        sites: the calls.
-        frame: (register, offset) of its arrays in local memory; ``nbytes`` of them all.
-        registers: that are kept while a call out of it runs.
-    """
-
-    function: Function
-    inside: Scope
-    sites: list[Site] = field(default_factory=list)
+    function: Function  # the function
+    inside: Scope  # scope of its statements, whose suffix is that of all its names
+    sites: list[Site] = field(default_factory=list)  # the calls
+    # (register, offset) of its arrays in local memory; ``nbytes`` of them all
     frame: list[tuple[str, int]] = field(default_factory=list)
     nbytes: int = 0
-    registers: list[str] = field(default_factory=list)
+    registers: list[str] = field(default_factory=list)  # that are kept while a call out of it runs
 
     def own(self, name: str) -> str:
         """The final name of a register or label."""

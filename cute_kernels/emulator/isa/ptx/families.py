@@ -37,29 +37,20 @@ def never_varies(instruction: program.Instruction, varies: Callable[[program.Ope
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of an opcode prefix.
+    """Properties of an opcode prefix."""
 
-    Attributes:
-        destinations: number of leading operands that are written.
-        varies: whether the results can differ between lanes.
-        blocking: the warp may have to wait here; such an instruction starts a basic block and is executed again from
-            the start of the block until it succeeds.
-        own_turn: a turn of a warp may end in front of a blocking instruction although it need not wait. Without, its
-            block counts as a part of the one before: what is granted at once leaves schedules as they are.
-        reads_destinations: the destinations are operands as well (accumulators).
-        doc: what the family does, for the list of supported instructions.
-        operands: what an instruction takes; None: the function that lowers it decides.
-        qualifiers: parts of an opcode behind its prefix, in the notation of `ptx.qualifiers`.
-    """
-
-    destinations: int
-    varies: Varies
+    destinations: int  # number of leading operands that are written
+    varies: Varies  # whether the results can differ between lanes
+    # the warp may have to wait here; such an instruction starts a basic block and is executed again from the start of
+    # the block until it succeeds
     blocking: bool
+    # a turn of a warp may end in front of a blocking instruction although it need not wait. Without, its block counts
+    # as a part of the one before: what is granted at once leaves schedules as they are
     own_turn: bool
-    reads_destinations: bool
-    doc: str
-    operands: Operands | None
-    qualifiers: str
+    reads_destinations: bool  # the destinations are operands as well (accumulators)
+    doc: str  # what the family does, for the list of supported instructions
+    operands: Operands | None  # what an instruction takes; None: the function that lowers it decides
+    qualifiers: str  # parts of an opcode behind its prefix, in the notation of `ptx.qualifiers`
 
 
 FAMILIES: dict[tuple[str, ...], Family] = {}

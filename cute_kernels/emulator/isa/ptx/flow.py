@@ -22,52 +22,37 @@ _COMPARE_UNIFORM = {"lt": 0, "ge": 0, "gt": 31, "le": 31, "lo": 0, "hs": 0, "hi"
 
 @dataclass
 class Block:
-    """Instructions ``[start, end)`` of the kernel, entered at the first and left at the last.
-
-    Attributes:
-        successors: for a conditional branch the target first, then the fall-through. The number of blocks stands for
-            the end of the kernel.
-        divergent: can be executed by a part of the warp's lanes.
-        continues: no turn of a warp ends in front of it (`Family.own_turn`).
-    """
+    """Instructions ``[start, end)`` of the kernel, entered at the first and left at the last."""
 
     index: int
     start: int
     end: int
+    # for a conditional branch the target first, then the fall-through. The number of blocks stands for the end of the
+    # kernel
     successors: tuple[int, ...] = ()
     predecessors: list[int] = field(default_factory=list)
     live_in: frozenset[str] = frozenset()
     live_out: frozenset[str] = frozenset()
-    divergent: bool = False
-    continues: bool = False
+    divergent: bool = False  # can be executed by a part of the warp's lanes
+    continues: bool = False  # no turn of a warp ends in front of it (`Family.own_turn`)
 
 
 @dataclass
 class Flow:
-    """Result of `analyse`.
-
-    Attributes:
-        blocks: in text order.
-        reconvergence: immediate post-dominator per block (number of blocks = end of the kernel).
-        varying: registers that can differ between lanes.
-        divergent_branches: blocks that end in a branch on a varying predicate.
-        tid_copies: registers that hold %tid.x itself.
-        rows_of_warps: each warp lies in one row of the thread block, so %tid.y and %tid.z are uniform.
-        joined: blocks that lanes reach on both sides of a divergent branch, before all of them meet.
-        gathers: indices of instructions in these that lanes execute together (`is_together`); a block begins there.
-        facts: what others have found out about it, by name.
-    """
+    """Result of `analyse`."""
 
     kernel: Kernel
-    blocks: list[Block]
-    reconvergence: list[int]
-    varying: set[str]
-    divergent_branches: set[int]
-    tid_copies: set[str]
-    rows_of_warps: bool
+    blocks: list[Block]  # in text order
+    reconvergence: list[int]  # immediate post-dominator per block (number of blocks = end of the kernel)
+    varying: set[str]  # registers that can differ between lanes
+    divergent_branches: set[int]  # blocks that end in a branch on a varying predicate
+    tid_copies: set[str]  # registers that hold %tid.x itself
+    rows_of_warps: bool  # each warp lies in one row of the thread block, so %tid.y and %tid.z are uniform
+    # blocks that lanes reach on both sides of a divergent branch, before all of them meet
     joined: set[int] = field(default_factory=set)
+    # indices of instructions in these that lanes execute together (`is_together`); a block begins there
     gathers: set[int] = field(default_factory=set)
-    facts: dict[str, object] = field(default_factory=dict, repr=False)
+    facts: dict[str, object] = field(default_factory=dict, repr=False)  # what others have found out about it, by name
 
     @property
     def exit(self) -> int:
@@ -373,7 +358,6 @@ class _Region:
 
     Attributes:
         blocks: reachable from a successor of the branch without passing the reconvergence point.
-        shared: those that both sides reach.
         mixed: registers live where lanes that took different ways can read what the others wrote: at the
             reconvergence point, at the entry of either side, and at blocks that both sides reach.
     """
@@ -382,7 +366,7 @@ class _Region:
         end = flow.reconvergence[branch]
         sides = [self._reach(flow, s, end) for s in flow.blocks[branch].successors]
         self.blocks: set[int] = set().union(*sides)
-        self.shared = sides[0] & sides[1]
+        self.shared = sides[0] & sides[1]  # those that both sides reach
         borders = self.shared | set(flow.blocks[branch].successors) | {end}
         self.mixed: set[str] = set()
         for index in borders:

@@ -86,32 +86,19 @@ def registers_for(type_: str, wider: bool) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Slot:
-    """One operand of a form.
+    """One operand of a form."""
 
-    Attributes:
-        name: in the PTX ISA.
-        kind: "value", "memory", "list", "imm" or "label".
-        types: of the value, or of the elements of a list.
-        registers: declared types that a register may have (value, list).
-        count: elements of a list; None: any number.
-        coordinates: an address has some.
-        pack: a list stands for the value.
-        second: a second destination: "needed", "allowed" or "".
-        optional: may be left out.
-        written: it is a destination, so that a register or ``_`` is needed.
-        part, sign: a register may have a selector, and a sign.
-    """
-
-    name: str
-    kind: str
-    types: tuple[str, ...] = ()
-    registers: frozenset[str] = frozenset()
-    count: int | None = None
-    coordinates: bool = False
-    pack: bool = False
-    second: str = ""
-    optional: bool = False
-    written: bool = False
+    name: str  # in the PTX ISA
+    kind: str  # "value", "memory", "list", "imm" or "label"
+    types: tuple[str, ...] = ()  # of the value, or of the elements of a list
+    registers: frozenset[str] = frozenset()  # declared types that a register may have (value, list)
+    count: int | None = None  # elements of a list; None: any number
+    coordinates: bool = False  # an address has some
+    pack: bool = False  # a list stands for the value
+    second: str = ""  # a second destination: "needed", "allowed" or ""
+    optional: bool = False  # may be left out
+    written: bool = False  # it is a destination, so that a register or ``_`` is needed
+    # part, sign: a register may have a selector, and a sign
     part: bool = False
     sign: bool = False
 

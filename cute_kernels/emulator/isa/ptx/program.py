@@ -125,28 +125,18 @@ class Guard:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction of a kernel.
+    """One instruction of a kernel."""
 
-    Attributes:
-        index: position in ``Kernel.instructions``.
-        parts: the opcode split at its dots, e.g. ``("ld", "shared", "v4", "b32")``; ``::`` stays inside a part.
-        operands: in PTX order.
-        guard: predicate of execution, or None.
-        line: 1-based line of the PTX text.
-        source: ``"file:line"`` of the ``.loc`` in force, or "".
-        text: the instruction as written, white space collapsed.
-        used_bytes: bit i: byte i of a load is used (``.pragma "used_bytes_mask .."``); None: all are.
-        facts: what `families` has found out about it, which every pass over the kernel asks for.
-    """
-
-    index: int
+    index: int  # position in ``Kernel.instructions``
+    # the opcode split at its dots, e.g. ``("ld", "shared", "v4", "b32")``; ``::`` stays inside a part
     parts: tuple[str, ...]
-    operands: tuple[Operand, ...]
-    guard: Guard | None
-    line: int
-    source: str
-    text: str
-    used_bytes: int | None = None
+    operands: tuple[Operand, ...]  # in PTX order
+    guard: Guard | None  # predicate of execution, or None
+    line: int  # 1-based line of the PTX text
+    source: str  # ``"file:line"`` of the ``.loc`` in force, or ""
+    text: str  # the instruction as written, white space collapsed
+    used_bytes: int | None = None  # bit i: byte i of a load is used (``.pragma "used_bytes_mask .."``); None: all are
+    # what `families` has found out about it, which every pass over the kernel asks for
     facts: dict[str, object] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
@@ -194,29 +184,19 @@ class Variable:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One ``.entry``.
-
-    Attributes:
-        registers: type (e.g. ``"b32"``) per register name.
-        labels: index of the instruction that follows the label.
-        reqntid: block shape the kernel was compiled for, or None.
-        reqnctapercluster: cluster shape the kernel was compiled for, or None.
-        most_threads: per CTA (.maxntid: the product of its extents), or None.
-        most_registers: per thread (.maxnreg), or None.
-        ctas_per_sm: that are to fit an SM at least (.minnctapersm), or None.
-    """
+    """One ``.entry``."""
 
     name: str
     parameters: tuple[Parameter, ...]
-    registers: dict[str, str]
+    registers: dict[str, str]  # type (e.g. ``"b32"``) per register name
     instructions: tuple[Instruction, ...]
-    labels: dict[str, int]
+    labels: dict[str, int]  # index of the instruction that follows the label
     variables: tuple[Variable, ...]
-    reqntid: tuple[int, int, int] | None = None
-    reqnctapercluster: tuple[int, int, int] | None = None
-    most_threads: int | None = None
-    most_registers: int | None = None
-    ctas_per_sm: int | None = None
+    reqntid: tuple[int, int, int] | None = None  # block shape the kernel was compiled for, or None
+    reqnctapercluster: tuple[int, int, int] | None = None  # cluster shape the kernel was compiled for, or None
+    most_threads: int | None = None  # per CTA (.maxntid: the product of its extents), or None
+    most_registers: int | None = None  # per thread (.maxnreg), or None
+    ctas_per_sm: int | None = None  # that are to fit an SM at least (.minnctapersm), or None
 
     @property
     def parameter_bytes(self) -> int:

@@ -34,18 +34,14 @@ class _Use:
 
 @dataclass
 class _State:
-    """Facts that hold at one place of the program.
+    """Facts that hold at one place of the program."""
 
-    Attributes:
-        accumulators, fragments: registers of wgmmas in flight.
-        touched: registers accessed since the last wgmma.fence, and by which instruction.
-        unfenced: some path to here has no wgmma.fence at all.
-    """
-
+    # accumulators, fragments: registers of wgmmas in flight
     accumulators: dict[str, _Use] = field(default_factory=dict)
     fragments: dict[str, _Use] = field(default_factory=dict)
+    # registers accessed since the last wgmma.fence, and by which instruction
     touched: dict[str, Instruction] = field(default_factory=dict)
-    unfenced: bool = False
+    unfenced: bool = False  # some path to here has no wgmma.fence at all
 
     def copy(self) -> _State:
         return _State(dict(self.accumulators), dict(self.fragments), dict(self.touched), self.unfenced)

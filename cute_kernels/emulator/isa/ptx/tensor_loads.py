@@ -24,16 +24,12 @@ from cute_kernels.emulator.isa.ptx.program import Instruction
 
 @dataclass
 class _Loads:
-    """Registers of tcgen05.ld at one place of the program.
+    """Registers of tcgen05.ld at one place of the program."""
 
-    Attributes:
-        pending: the load that may not have written a register yet.
-        mixed: registers overwritten meanwhile: the load, and what overwrote them.
-        values: registers that hold what loads have loaded, while nothing has used it: indices of these loads.
-    """
-
-    pending: dict[str, Instruction] = field(default_factory=dict)
+    pending: dict[str, Instruction] = field(default_factory=dict)  # the load that may not have written a register yet
+    # registers overwritten meanwhile: the load, and what overwrote them
     mixed: dict[str, tuple[Instruction, Instruction]] = field(default_factory=dict)
+    # registers that hold what loads have loaded, while nothing has used it: indices of these loads
     values: dict[str, frozenset[int]] = field(default_factory=dict)
 
     def copy(self) -> _Loads:

@@ -42,19 +42,13 @@ class Accumulators:
     Args:
         emitter: of the block.
         ages: registers' variables that may be in flight when the block begins, and how many groups were committed
-            since; None: nothing but wgmmas touches what is in flight in this kernel.
-
-    Attributes:
-        values: keys of values that may be in flight now, with their ages.
-        slots: variables whose places may be filled in by and by, likewise.
-        in_place: results of wgmmas of this block: the variable that they are in.
-    """
+            since; None: nothing but wgmmas touches what is in flight in this kernel."""
 
     def __init__(self, emitter: Emitter, ages: dict[str, int] | None) -> None:
         self._emitter, self._followed = emitter, ages is not None
-        self.values: dict[Key, int] = dict(ages or {})
-        self.slots: dict[str, int] = dict(ages or {})
-        self.in_place: dict[Value, str] = {}
+        self.values: dict[Key, int] = dict(ages or {})  # keys of values that may be in flight now, with their ages
+        self.slots: dict[str, int] = dict(ages or {})  # variables whose places may be filled in by and by, likewise
+        self.in_place: dict[Value, str] = {}  # results of wgmmas of this block: the variable that they are in
         self._newest: dict[str, Result] = {}  # of variables that have been accumulators in this block: which
 
     def pass_by(self, node: Node) -> None:

@@ -50,35 +50,24 @@ _DECIDES = _Header.waiting.offset  # bytes of the header that decide what the wa
 
 @dataclass(frozen=True)
 class Translation:
-    """A kernel in bytecode.
-
-    Attributes:
-        static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
-        sites: places that call Python.
-        registers: the part of a warp's state with the registers.
-        slots: (offset, bits, uniform) of each register that lives longer than a block.
-        constants: (function of the warp, offset, bits, uniform) of each constant of a warp.
-        of_cluster: of those that clusters of one CTA differ in, (offset, which of `context.OF_CLUSTER`).
-        rows: of the exchange area.
-        local_bytes: of local memory, in each lane.
-        wgmmas: forms of its wgmma.mma_async.
-        warp_mmas: forms of its mma.sync that the core executes.
-        spare: where results go that no register holds any more; None if only wgmmas touch accumulators in flight.
-    """
+    """A kernel in bytecode."""
 
     kernel: Kernel
     flow: Flow
-    static_shared: int
+    static_shared: int  # bytes of statically sized shared variables; dynamic shared memory follows them
     bytecode: Bytecode
-    sites: tuple[Site, ...]
-    registers: slice
-    slots: dict[str, tuple[int, int, bool]]
+    sites: tuple[Site, ...]  # places that call Python
+    registers: slice  # the part of a warp's state with the registers
+    slots: dict[str, tuple[int, int, bool]]  # (offset, bits, uniform) of each register that lives longer than a block
+    # (function of the warp, offset, bits, uniform) of each constant of a warp
     constants: tuple[tuple[OfWarp, int, int, bool], ...]
+    # of those that clusters of one CTA differ in, (offset, which of `context.OF_CLUSTER`)
     of_cluster: tuple[tuple[int, int], ...]
-    rows: int
-    local_bytes: int
-    wgmmas: tuple[WgmmaForm, ...]
-    warp_mmas: tuple[MmaForm, ...]
+    rows: int  # of the exchange area
+    local_bytes: int  # of local memory, in each lane
+    wgmmas: tuple[WgmmaForm, ...]  # forms of its wgmma.mma_async
+    warp_mmas: tuple[MmaForm, ...]  # forms of its mma.sync that the core executes
+    # where results go that no register holds any more; None if only wgmmas touch accumulators in flight
     spare: int | None
 
 

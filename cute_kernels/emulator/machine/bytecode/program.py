@@ -28,17 +28,12 @@ assert _INSTRUCTION.size == ctypes.sizeof(STRUCTURES["Instruction"])
 
 @dataclass
 class Layout:
-    """Where a warp's state is, in bytes from its start; grows while the kernel is lowered.
+    """Where a warp's state is, in bytes from its start; grows while the kernel is lowered."""
 
-    Attributes:
-        slots: offset per register and per constant of a warp, by its name.
-        of_warps: of the latter, (name, function of the warp, bits, uniform).
-        constants: offset of every literal by its bytes.
-    """
-
-    slots: dict[str, int] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)  # offset per register and per constant of a warp, by its name
+    # constants of a warp: (name, function of the warp, bits, uniform)
     of_warps: list[tuple[str, OfWarp, int, bool]] = field(default_factory=list)
-    constants: dict[bytes, int] = field(default_factory=dict)
+    constants: dict[bytes, int] = field(default_factory=dict)  # offset of every literal by its bytes
     size: int = 0
 
     def new(self, nbytes: int) -> int:

@@ -32,21 +32,13 @@ class Row:
 
 @dataclass
 class Site:
-    """A place in bytecode that calls Python.
+    """A place in bytecode that calls Python."""
 
-    Attributes:
-        instruction: the instruction that the call performs; None: the call belongs to the interpreter.
-        function: ``function(warp, mask, *arguments)``.
-        arguments: a `Row`, a tuple of arguments, or any other object, which is passed as it is.
-        results: the values that the function returns, as `Call` says.
-        blocking: the function returns None where the warp has to wait.
-    """
-
-    instruction: Instruction | None
-    function: Callable[..., object] | None = None
-    arguments: Sequence[object] = ()
-    results: Sequence[Result] = field(default_factory=tuple)
-    blocking: bool = False
+    instruction: Instruction | None  # the instruction that the call performs; None: the call belongs to the interpreter
+    function: Callable[..., object] | None = None  # ``function(warp, mask, *arguments)``
+    arguments: Sequence[object] = ()  # a `Row`, a tuple of arguments, or any other object, which is passed as it is
+    results: Sequence[Result] = field(default_factory=tuple)  # the values that the function returns, as `Call` says
+    blocking: bool = False  # the function returns None where the warp has to wait
 
 
 def key_of(value: Value) -> Key:

@@ -47,29 +47,18 @@ class Call(Anchor):
 
 @dataclass(eq=False)
 class Operation(Anchor):
-    """A function of the core that performs an instruction with effects whole.
+    """A function of the core that performs an instruction with effects whole."""
 
-    Attributes:
-        name: of it.
-        operands: at most two, or three where there is no result; with ``facts`` any number, None where one is missing.
-        flags: what it is told beside that, in bits that do not say which operands vary.
-        order: `Order` of what it synchronises, or another number of eight bits.
-        blocking: the warp may have to wait.
-        watched: it only tells the race detector something.
-        effects: as of `Call`.
-        facts: numbers that it is told in front of a list of its operands.
-        in_lanes: these have a value in each lane; there may be several results, whose places follow.
-    """
-
-    name: str
+    name: str  # of the function
+    # at most two, or three where there is no result; with ``facts`` any number, None where one is missing
     operands: Sequence[Value | None]
-    flags: int = 0
-    order: int = 0
-    blocking: bool = False
-    watched: bool = False
-    effects: bool = True
-    facts: Sequence[int] = ()
-    in_lanes: bool = False
+    flags: int = 0  # what it is told beside that, in bits that do not say which operands vary
+    order: int = 0  # `Order` of what it synchronises, or another number of eight bits
+    blocking: bool = False  # the warp may have to wait
+    watched: bool = False  # it only tells the race detector something
+    effects: bool = True  # as of `Call`
+    facts: Sequence[int] = ()  # numbers that it is told in front of a list of its operands
+    in_lanes: bool = False  # the operands have a value in each lane; there may be several results, whose places follow
 
 
 class KernelContext(Protocol):

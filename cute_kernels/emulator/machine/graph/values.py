@@ -23,17 +23,11 @@ CANONICAL = {8: "u8", 16: "u16", 32: "u32", 64: "u64", 1: "pred"}
 
 
 class PureOp(NamedTuple):
-    """A function of its operands without effects, which the core defines (`pure_operations`).
+    """A function of its operands without effects, which the core defines (`pure_operations`)."""
 
-    Attributes:
-        name: in the core's table; families of operations have a constant behind it.
-        inputs: storage type per operand (a key of DTYPES, or "pred").
-        output: storage type of the result.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    output: str
+    name: str  # in the core's table; families of operations have a constant behind it
+    inputs: tuple[str, ...]  # storage type per operand (a key of DTYPES, or "pred")
+    output: str  # storage type of the result
 
 
 @functools.cache

@@ -19,16 +19,11 @@ class _Code(Protocol):
 
 
 class Holds:
-    """Warps of a launch that are held. ``steps``: of this kind.
-
-    Attributes:
-        left: the steps that may still hold a warp.
-        freed: clusters of which a warp is held no longer, by what another cluster has done.
-    """
+    """Warps of a launch that are held. ``steps``: of this kind."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
-        self.left = list(steps)
-        self.freed: list[int] = []
+        self.left = list(steps)  # the steps that may still hold a warp
+        self.freed: list[int] = []  # clusters of which a warp is held no longer, by what another cluster has done
 
     def stop(self, cluster: int, warp: int) -> int | None:
         """So many instructions may the warp have executed when its turn ends; None: any number."""

@@ -34,28 +34,19 @@ _MOST_AT_FIRST = 4  # clusters that are interleaved, as long as none of them wai
 
 @dataclass(frozen=True)
 class ClusterWork:
-    """Work of clusters, counted.
+    """Work of clusters, counted."""
 
-    Attributes:
-        executions: of each basic block, per warp role.
-        loaded, stored: bytes of tensor copies.
-        mmas: executed.
-        columns: most tensor-memory columns allocated in one CTA.
-        meter: the work of the units, or None.
-        places: that stand against a certificate, see `races.certificate`: kind, index of the instruction or -1, text.
-        meetings: of them: kind, index, two events.
-        clusters: how many.
-    """
-
-    executions: dict[str, list[int]]
+    executions: dict[str, list[int]]  # of each basic block, per warp role
+    # loaded, stored: bytes of tensor copies
     loaded: int = 0
     stored: int = 0
-    mmas: int = 0
-    columns: int = 0
-    meter: UnitCounters | None = None
+    mmas: int = 0  # executed
+    columns: int = 0  # most tensor-memory columns allocated in one CTA
+    meter: UnitCounters | None = None  # the work of the units, or None
+    # that stand against a certificate, see `races.certificate`: kind, index of the instruction or -1, text
     places: frozenset[tuple[str, int, str]] = frozenset()
-    meetings: frozenset[tuple[str, int, Meeting]] = frozenset()
-    clusters: int = 1
+    meetings: frozenset[tuple[str, int, Meeting]] = frozenset()  # of them: kind, index, two events
+    clusters: int = 1  # how many
 
     @staticmethod
     def of(cluster: Cluster, counters: Counters) -> ClusterWork:

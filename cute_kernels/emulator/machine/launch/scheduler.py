@@ -62,11 +62,9 @@ class Scheduler:
         helped: other clusters may bring about what this one waits for: `run` then returns where it cannot go on by
             itself, with ``stuck`` set, and goes on when it is called again.
         patient: `run` returns so only where nothing has happened for so long that the cluster would hang alone.
-        stuck: None, or why it cannot go on, for `hang`.
         seen: what warps saw in global memory when it was stuck, see `Cluster.looked_at`.
         others, most: other resident clusters, and how many there may be, for reports.
         steps: of the launch that come next, `Options.steps`; `run` returns where the next one is of another cluster.
-        holds: of the launch, or None.
         pause: asked after each turn of a warp whether to leave off; `run` then returns, also where warps wait only for
             another launch, and goes on when it is called again. None: it runs to the end.
         first, found: of a cluster whose first round is under way: the warp that goes on with it (None: all do), and
@@ -78,7 +76,7 @@ class Scheduler:
     ) -> None:
         self.later, self.most = later, 1
         self.helped = self.patient = False
-        self.stuck: _Stuck | None = None
+        self.stuck: _Stuck | None = None  # None, or why it cannot go on, for `hang`
         self.seen: dict[tuple[int, int], bytes] = {}
         self.others: Sequence[Scheduler] = ()
         self.polls_before = 0  # strong loads until anything happened last
@@ -86,7 +84,7 @@ class Scheduler:
         self.first: Warp | None = None
         self.found: tuple[int, int, int] | None = None
         self.steps: deque[Step] = deque()
-        self.holds: Holds | None = None
+        self.holds: Holds | None = None  # of the launch, or None
         self.cluster, self.execution, self.options = cluster, execution, options
         self.rng = cluster.rng
         self.random = options.interleave != "round_robin"

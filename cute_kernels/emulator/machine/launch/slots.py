@@ -47,13 +47,12 @@ class Slot:
     Attributes:
         tries: whether it is worth while to try another one.
         executions: of each basic block, by each warp of the clusters that have ended in the latest `run`.
-        scheduler: of the cluster that Python is to go on with, after `run`; or None.
     """
 
     def __init__(self, launch: Launch, make: Callable[[Cluster], Scheduler]) -> None:
         self._launch, self._make = launch, make
         self._count, self._attempts = 1, 0
-        self.scheduler: Scheduler | None = None
+        self.scheduler: Scheduler | None = None  # of the cluster that Python is to go on with, after `run`; or None
         self._core: ctypes.Structure | None = None
         self._call = memory_tables.CALLBACK(self._called)
         self._report = _REPORT(self._reported)

@@ -58,16 +58,9 @@ class AsyncEngine:
     """Asynchronous work of a cluster.
 
     Attributes:
-        address: of the core's `WorkQueues`.
-        work: that.
         words: for each kind that the core performs, what makes an `AsyncOp` of the address of its record, of which the
             first EVENT_VALUES words are there.
-        observed: operations are kept until they are forgotten.
-        noted: passes on what the core has noted for observers.
         where: the instruction of an index and the label of the warp of a number; None: not known.
-        shared_queues: numbers of queues that have operations of both kinds.
-        reraise: raises what an operation of the core has come upon.
-        rng: draws the times of ``random``.
         stepped: called with the index of each queue whose first operation `step` is about to run, and its description.
 
     Args:
@@ -75,7 +68,6 @@ class AsyncEngine:
         rng: as above.
         issuer: the instruction that is executed now and the label of its warp; None: nobody executes.
         tables: the core's `Tables`, for what it performs.
-
     Scheduler protocol: call `tick` after each warp slice; when no warp can run, call `step` until a warp can run
     again; when `step` returns False and still no warp can run, the kernel hangs.
     """
@@ -87,14 +79,14 @@ class AsyncEngine:
         if policy not in ("eager", "lazy", "random"):
             raise ValueError(f"completion policy = {policy!r}: must be 'eager', 'lazy' or 'random'")
         self.policy = policy
-        self.rng = rng or random.Random(0)
+        self.rng = rng or random.Random(0)  # draws the times of ``random``
         self.issuer = issuer
-        self.observed = False
-        self.noted: Callable[[], None] = lambda: None
+        self.observed = False  # operations are kept until they are forgotten
+        self.noted: Callable[[], None] = lambda: None  # passes on what the core has noted for observers
         self.words: dict[int, Callable[[int], AsyncOp]] = {}
         self.where: Callable[[int, int], Issued | None] = lambda place, warp: None
-        self.shared_queues: dict[Hashable, int] = {}
-        self.reraise: Callable[[], None] = lambda: None
+        self.shared_queues: dict[Hashable, int] = {}  # numbers of queues that have operations of both kinds
+        self.reraise: Callable[[], None] = lambda: None  # raises what an operation of the core has come upon
         self.stepped: Callable[[int, str], None] | None = None
         self._error: BaseException | None = None
         self._ops: dict[int, AsyncOp] = {}  # that have been issued and have not taken effect, by their numbers

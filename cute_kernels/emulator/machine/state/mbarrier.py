@@ -67,10 +67,7 @@ class MBarriers:
         ask: answers what the core asks while it executes, by its number: whether to go on. None: `fault` is raised.
 
     Attributes:
-        labels: who arrives, by number: names of the cluster's warps, then of operations.
         tables: the core's `Tables`; they are at ``address``.
-        error: what `ask` has raised.
-        noted: passes on what the core has noted for observers.
         callback_address: of `report`, which the tables have.
     """
 
@@ -81,7 +78,7 @@ class MBarriers:
         self._memory, self._names, self.instructions = memory, names or {}, instructions
         self.ask = self._raise if ask is None else ask
         self._barriers: dict[int, MBarrier] = {}
-        self.labels: list[str] = []
+        self.labels: list[str] = []  # who arrives, by number: names of the cluster's warps, then of operations
         self._blocks: list[ctypes.Array[ctypes.Structure]] = []
         self._free: list[int] = []
         self.slots = [np.zeros(-(-cta.size // 8), np.int16) for cta in memory.ctas]
@@ -93,8 +90,8 @@ class MBarriers:
             entry = self.cta(cta.cta_rank)
             entry.data, entry.states = cta.data.ctypes.data, cta.states.ctypes.data
             entry.size, entry.slots = cta.size, slots.ctypes.data
-        self.error: BaseException | None = None
-        self.noted: Callable[[], None] = lambda: None
+        self.error: BaseException | None = None  # what `ask` has raised
+        self.noted: Callable[[], None] = lambda: None  # passes on what the core has noted for observers
         self._callback = _CALLBACK(self.report)
         self.callback_address = self.tables.report = ctypes.cast(self._callback, ctypes.c_void_p).value
 

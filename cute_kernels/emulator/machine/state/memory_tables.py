@@ -31,11 +31,10 @@ class MemoryTables:
         address: of the tables.
         header: the tables, a `Tables`, which `MBarriers` has made.
         cta: what they know of the shared memory of a CTA, a `Cta`.
-        warp_mmas: forms of mma.sync, whose address the header has.
     """
 
     def __init__(self, barriers: MBarriers, gmem: GlobalMemory, params: bytes, flags: int) -> None:
-        self.warp_mmas: ctypes.Array[ctypes.Structure] | None = None
+        self.warp_mmas: ctypes.Array[ctypes.Structure] | None = None  # forms of mma.sync, whose address the header has
         self.header, self.address, self.cta = barriers.tables, barriers.address, barriers.cta
         regions = gmem.regions()
         self._regions = np.array([(r.start, r.end, r.writable) for r in regions] or [(0, 0, 0)], np.int64)

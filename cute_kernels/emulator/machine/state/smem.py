@@ -68,8 +68,6 @@ class SharedMemory:
     Attributes:
         size: bytes, the 1024 system bytes included.
         cta_rank: rank of the CTA in its cluster.
-        data: uint8 [size].
-        states: of its bytes, uint8 [size or more].
         detect: whether accesses to live mbarriers or to a CTA that has exited are reported.
         uninitialised: whether, with ``detect``, reads of what nobody has written are reported too.
         exited: all threads of the CTA have exited while others of the cluster run: nothing may access it any more.
@@ -84,8 +82,8 @@ class SharedMemory:
         self.exited = False
         padded = -(-size // _GRAIN) * _GRAIN
         store = np.zeros(padded, np.uint8)
-        self.states = np.full(padded, self._fresh, np.uint8)
-        self.data = store[:size]
+        self.states = np.full(padded, self._fresh, np.uint8)  # of its bytes, uint8 [size or more]
+        self.data = store[:size]  # uint8 [size]
         self.chunks = store.view(np.complex128)  # 16-byte items that NumPy moves fastest
         # Lowest and highest byte of any live mbarrier: almost every access is told apart by two comparisons.
         self._barriers: set[int] = set()

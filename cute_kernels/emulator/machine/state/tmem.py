@@ -47,18 +47,14 @@ class TensorMemory:
             illegal.
 
     Attributes:
-        cells: uint32 [512 columns, 128 lanes].
-        allocations: column base -> columns, of what is allocated now.
-        changes: number of allocations and deallocations so far.
         allocated_address: host address of a byte per column, 1 where it is allocated.
-        full_address: of a byte per column, 1 where an access has written all lanes.
     """
 
     def __init__(self, *, detect: bool = True, own_lanes: bool = True) -> None:
-        self.cells = np.zeros((COLUMNS, LANES), np.uint32)
-        self.allocations: dict[int, int] = {}
+        self.cells = np.zeros((COLUMNS, LANES), np.uint32)  # uint32 [512 columns, 128 lanes]
+        self.allocations: dict[int, int] = {}  # column base -> columns, of what is allocated now
         self._allocated_by: dict[int, tuple[int, str]] = {}  # by column base: instruction, warp
-        self.changes = 0
+        self.changes = 0  # number of allocations and deallocations so far
         self._residents: list[TensorMemory] = []  # of the multiprocessor's CTAs, which share its columns
         self.report: Callable[[EmulatorError], None] = raising
         self.detect, self._own_lanes = detect, own_lanes
@@ -68,7 +64,7 @@ class TensorMemory:
         self.allocated_address = self._allocated.ctypes.data
         self._written = np.zeros((COLUMNS, LANES), bool)
         self._full = np.zeros(COLUMNS, bool)  # columns that were written in all lanes by one access
-        self.full_address = self._full.ctypes.data
+        self.full_address = self._full.ctypes.data  # of a byte per column, 1 where an access has written all lanes
 
     def addresses(self, shadow: int) -> tuple[int, ...]:
         """A `TensorCells` of the core, given the address of its shadow or 0."""

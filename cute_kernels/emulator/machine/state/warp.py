@@ -57,21 +57,13 @@ class ClusterState(Protocol):
 
 
 class WarpCode(Protocol):
-    """The execution of a warp (`bytecode.execution.WarpExecution`).
+    """The execution of a warp (`bytecode.execution.WarpExecution`)."""
 
-    Attributes:
-        standing: the basic block that the warp is in, the end of the kernel included.
-        executing: index of the instruction whose Python is running, or where the warp waits; -1: none.
-        steps: instructions executed, up to the end of the block that it is in.
-        counted: the warp gave way behind the count of its block, none of which it has executed.
-        header: the core's `WarpHeader`.
-    """
-
-    standing: int
-    executing: int
-    steps: int
-    counted: bool
-    header: ctypes.Structure
+    standing: int  # the basic block that the warp is in, the end of the kernel included
+    executing: int  # index of the instruction whose Python is running, or where the warp waits; -1: none
+    steps: int  # instructions executed, up to the end of the block that it is in
+    counted: bool  # the warp gave way behind the count of its block, none of which it has executed
+    header: ctypes.Structure  # the core's `WarpHeader`
 
     def send(self, budget: int) -> None: ...
     def stand_at(self, place: int) -> None: ...
@@ -94,25 +86,16 @@ class PhasedBarrier(Protocol):
 
 @dataclass(eq=False)
 class Wait:
-    """A condition on which a warp is descheduled.
+    """A condition on which a warp is descheduled."""
 
-    Attributes:
-        kind: names it in counts and traces.
-        ready: whether it holds.
-        describe: what the warp does, in words.
-        key: what releases it; None: nothing in particular.
-        may_time_out: the instruction may also give up.
-        ready_at: whether it held when so much was complete: phases, generations or operations of its key.
-        waits: those of the paths of a diverged warp, all of which are blocked.
-    """
-
-    kind: str
-    ready: Callable[[], bool]
-    describe: Callable[[], str]
-    key: Hashable = None
-    may_time_out: bool = False
+    kind: str  # names it in counts and traces
+    ready: Callable[[], bool]  # whether it holds
+    describe: Callable[[], str]  # what the warp does, in words
+    key: Hashable = None  # what releases it; None: nothing in particular
+    may_time_out: bool = False  # the instruction may also give up
+    # whether it held when so much was complete: phases, generations or operations of its key
     ready_at: Callable[[int], bool] | None = None
-    waits: Sequence[Wait] = ()
+    waits: Sequence[Wait] = ()  # those of the paths of a diverged warp, all of which are blocked
 
 
 def until_progress(cluster: ClusterState, what: str, key: Hashable = None) -> Wait:
@@ -177,28 +160,23 @@ class WarpState:
 
     Attributes:
         index: warp index in its CTA (what selects its tensor-memory lanes).
-        number: warp index in its cluster.
         label: for reports, e.g. ``"cluster 5, CTA 1 warp 3 (epilogue)"``.
-        track: its role, or ``"warp 3"`` without one: what counts are kept by.
         live: lanes that exist (the last warp of a block may be partial) and have not exited.
-        wait: the condition on which it is descheduled, None while it can run.
         token: what a blocking instruction remembers between attempts.
         timed_out: the next try_wait gives up.
         agent: what the warp knows of the others, for the race detector; None without detectors.
-        counts: executions per basic block.
-        local: its local memory, uint8 [32 lanes, bytes], or None.
     """
 
     def __init__(self, cta: CtaState, index: int, live: int, role: str, blocks: int) -> None:
         self.cta: CtaState = cta
         self.cluster: ClusterState = cta.cluster
         self.index, self.live, self.role = index, live, role
-        self.number = 0
-        self.track = role or f"warp {index}"
-        self.counts: Sequence[int] = [0] * (blocks + 1)
-        self.wait: Wait | None = None
+        self.number = 0  # warp index in its cluster
+        self.track = role or f"warp {index}"  # its role, or ``"warp 3"`` without one: what counts are kept by
+        self.counts: Sequence[int] = [0] * (blocks + 1)  # executions per basic block
+        self.wait: Wait | None = None  # the condition on which it is descheduled, None while it can run
         self.code: WarpCode | None = None
-        self.local: np.ndarray | None = None
+        self.local: np.ndarray | None = None  # its local memory, uint8 [32 lanes, bytes], or None
         self.agent: Knowledge | None = None
         x, y, _ = cta.cluster.block
         threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)

@@ -118,8 +118,6 @@ class Cta:
         rank: rank in its cluster.
         coordinates: %ctaid.
         in_cluster: %cluster_ctaid.
-        named: its named barriers.
-        registers: what its warps hold of them, or None where that is not known.
     """
 
     def __init__(
@@ -134,8 +132,8 @@ class Cta:
         self.tmem = TensorMemory(detect=uninitialised, own_lanes=options.looks_for("tensor_lanes"))
         self.shared_base = rank << 24
         self.warps: list[Warp] = []
-        self.named = NamedBarriers(self)
-        self.registers: RegisterPool | None = None
+        self.named = NamedBarriers(self)  # its named barriers
+        self.registers: RegisterPool | None = None  # what its warps hold of them, or None where that is not known
 
     def spans(self) -> list[tuple[int, int]]:
         """(address, bytes) of what the core changes of its memory and named barriers."""
@@ -153,42 +151,29 @@ class Cta:
 
 
 class LaunchFacts(Protocol):
-    """Facts that all clusters of a launch share (`machine.launch.launch.Launch`).
+    """Facts that all clusters of a launch share (`machine.launch.launch.Launch`)."""
 
-    Attributes:
-        grid, block, cluster: CTAs of the grid, threads of a CTA, CTAs of a cluster.
-        shared_bytes, dynamic_smem: bytes of shared memory per CTA: all, and those that are dynamic.
-        gaps: which of them belong to no array.
-        params, symbols, memory: parameter block, addresses of variables, global memory.
-        options: schedule and detectors.
-        arithmetic: how tensor cores add.
-        races: what the race detector knows of global memory, or None.
-        blocks: basic blocks of the kernel.
-        instructions: of the kernel.
-        registers: of a thread when the kernel begins, or None where that is not known.
-        reported: keys of reports after which execution went on: none is made again.
-        neighbours: CTAs of the launch that a multiprocessor holds at once.
-        dependent: whether some CTAs may wait for others.
-    """
-
+    # grid, block, cluster: CTAs of the grid, threads of a CTA, CTAs of a cluster
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
+    # shared_bytes, dynamic_smem: all bytes of shared memory per CTA, and those that are dynamic
     shared_bytes: int
     dynamic_smem: int
-    gaps: tuple[tuple[int, int], ...]
+    gaps: tuple[tuple[int, int], ...]  # of shared memory, which belong to no array
+    # params, symbols, memory: parameter block, addresses of variables, global memory
     params: bytes
     symbols: dict[str, int]
     memory: GlobalMemory
-    options: Options
-    arithmetic: Arithmetic
-    races: LaunchShadow | None
-    blocks: int
-    instructions: Sequence[Instruction]
-    registers: int | None
-    reported: set[tuple[object, ...]]
-    neighbours: int
-    dependent: bool
+    options: Options  # schedule and detectors
+    arithmetic: Arithmetic  # how tensor cores add
+    races: LaunchShadow | None  # what the race detector knows of global memory, or None
+    blocks: int  # basic blocks of the kernel
+    instructions: Sequence[Instruction]  # of the kernel
+    registers: int | None  # of a thread when the kernel begins, or None where that is not known
+    reported: set[tuple[object, ...]]  # keys of reports after which execution went on: none is made again
+    neighbours: int  # CTAs of the launch that a multiprocessor holds at once
+    dependent: bool  # whether some CTAs may wait for others
 
     def take_cluster(self, request: Step) -> tuple[int, int, int] | None: ...
 
@@ -200,17 +185,9 @@ class Cluster:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
         polls: counts strong loads, and atomics that change nothing (`look`).
-        running: warps that have not exited.
-        executing: the warp that is running now, None in between.
         meter: counts the work of the units, or None (`Options.counters`).
-        trace: records what happens, or None (`Options.trace`).
-        tracker: the race detector, or None.
-        arithmetic: how tensor cores add.
         held_at: the griddepcontrol, ``"wait"`` or ``"launch_dependents"``, at which warps wait for another launch; "":
             at none.
-        excused: warps that do not wait there.
-        triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
-        events: what happens, for observers.
         pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
     """
 
@@ -220,12 +197,12 @@ class Cluster:
         self.index, self.coordinates = index, coordinates
         self.grid, self.block, self.shape = launch.grid, launch.block, launch.cluster
         self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, launch.memory, options
-        self.arithmetic = launch.arithmetic
+        self.arithmetic = launch.arithmetic  # how tensor cores add
         self.rng, asynchronous = cluster_random(options.seed, index)
-        self.executing: Warp | None = None
+        self.executing: Warp | None = None  # the warp that is running now, None in between
         self.held_at = ""
-        self.excused: set[Warp] = set()
-        self.triggered: set[int] = set()
+        self.excused: set[Warp] = set()  # warps that do not wait there
+        self.triggered: set[int] = set()  # ranks of the CTAs that have executed griddepcontrol.launch_dependents
         self._instructions, self._reported = launch.instructions, launch.reported
         self._against: set[tuple[str, int, int]] = set()
         self._early: list[EmulatorError] = []  # of these, phases: reported at the end unless another fault shows
@@ -235,13 +212,13 @@ class Cluster:
         self.dynamic_smem = launch.dynamic_smem
         self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
         self.meter = UnitCounters() if options.counters else None
-        self.trace: ClusterTrace | None = None
-        self.running: dict[Warp, None] = {}
+        self.trace: ClusterTrace | None = None  # records what happens, or None (`Options.trace`)
+        self.running: dict[Warp, None] = {}  # warps that have not exited
         self.ctas = self._make_ctas(launch)
         memories = [cta.tmem for cta in self.ctas]
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
         self.barriers = MBarriers(self.memory, dict(options.barriers), launch.instructions, self._ask)
-        self.tracker = self._make_tracker(launch)
+        self.tracker = self._make_tracker(launch)  # the race detector, or None
         for cta in self.ctas:
             self.barriers.cta(cta.rank).named = cta.named.address
         self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
@@ -249,7 +226,7 @@ class Cluster:
         self.barriers.tables.work = self.engine.address
         if options.stepped is not None:
             self.engine.stepped = lambda queue, words: options.stepped(Step(index, "a", queue), words)
-        self.events = Events(self.barriers.tables, self.engine)
+        self.events = Events(self.barriers.tables, self.engine)  # what happens, for observers
         self.engine.noted = self.barriers.noted = self.events.read
         self.copies, self.bulk, self.wgmma = cp_async.CopyUnit(self), bulk.BulkUnit(self), wgmma.WgmmaUnit(self)
         self.tensor_core = tensor_core.TensorCore(

@@ -20,19 +20,12 @@ UNIT = 128  # elements: rows and first coordinates of the padded types are whole
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed type.
+    """A packed type."""
 
-    Attributes:
-        code: value of the type field of a tensor map.
-        name: of the driver API, without its prefix.
-        bits: of an element.
-        padding: bytes behind 16 elements in shared memory.
-    """
-
-    code: int
-    name: str
-    bits: int
-    padding: int
+    code: int  # value of the type field of a tensor map
+    name: str  # of the driver API, without its prefix
+    bits: int  # of an element
+    padding: int  # bytes behind 16 elements in shared memory
 
     @property
     def group_bytes(self) -> int:

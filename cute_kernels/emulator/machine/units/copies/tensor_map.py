@@ -43,17 +43,11 @@ _TYPE_NAMES = {code: name for name, code in _TYPE_CODES.items()}
 
 @dataclass(frozen=True)
 class Swizzle:
-    """``address ^= (address >> shift) & mask`` on absolute shared-memory addresses.
+    """``address ^= (address >> shift) & mask`` on absolute shared-memory addresses."""
 
-    Attributes:
-        code: value of the swizzle field of a tensor map.
-        atom: value of its atom field (1: 32-byte atoms instead of 16-byte ones).
-        span: bytes of one row of the pattern; rows of a box lie this far apart.
-    """
-
-    code: int
-    atom: int
-    span: int
+    code: int  # value of the swizzle field of a tensor map
+    atom: int  # value of its atom field (1: 32-byte atoms instead of 16-byte ones)
+    span: int  # bytes of one row of the pattern; rows of a box lie this far apart
     shift: int
     mask: int
 

@@ -36,21 +36,14 @@ from cute_kernels.emulator.options import Choice
 
 @dataclass(frozen=True)
 class Sums:
-    """How one instruction adds products of floats.
+    """How one instruction adds products of floats."""
 
-    Attributes:
-        fraction: bits behind the point of aligned terms; 0: sums are exact, and rounded once to nearest even.
-        result: bits behind the point of an FP32 result.
-        step: bytes of K that are added at once, of operands as they are stored.
-        lowest: of the largest exponent, where C is zero.
-        split: FP8 is converted to FP16, and added from zero, first the products of the lower two of every four bytes of
-            K, then those of the upper two; C is added to that, rounded to nearest even.
-    """
-
-    fraction: int
-    result: int = 23
-    step: int = 32
-    lowest: int = 0
+    fraction: int  # bits behind the point of aligned terms; 0: sums are exact, and rounded once to nearest even
+    result: int = 23  # bits behind the point of an FP32 result
+    step: int = 32  # bytes of K that are added at once, of operands as they are stored
+    lowest: int = 0  # of the largest exponent, where C is zero
+    # FP8 is converted to FP16, and added from zero, first the products of the lower two of every four bytes of K, then
+    # those of the upper two; C is added to that, rounded to nearest even
     split: bool = False
 
 

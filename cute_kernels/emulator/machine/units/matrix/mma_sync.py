@@ -71,26 +71,19 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class Form:
-    """One form of the instruction.
+    """One form of the instruction."""
 
-    Attributes:
-        m, n, k: shape.
-        a_type, b_type: element types.
-        c_type: accumulator, ``"f32"``, ``"f16"``, ``"s32"`` or ``"f64"``, of C and D alike.
-        saturate: integers saturate.
-        variant: of f64 how sums are rounded, of b1 the operation on bits.
-        sparsity: of mma.sp.
-    """
-
+    # m, n, k: shape
     m: int
     n: int
     k: int
+    # a_type, b_type: element types
     a_type: ElementType
     b_type: ElementType
-    c_type: str
-    saturate: bool = False
-    variant: str = ""
-    sparsity: Sparsity | None = None
+    c_type: str  # accumulator, ``"f32"``, ``"f16"``, ``"s32"`` or ``"f64"``, of C and D alike
+    saturate: bool = False  # integers saturate
+    variant: str = ""  # of f64 how sums are rounded, of b1 the operation on bits
+    sparsity: Sparsity | None = None  # of mma.sp
 
     @property
     def in_core(self) -> bool:

@@ -23,17 +23,12 @@ K_BYTES = 32  # PTX ISA: K of every dense kind is 32 bytes of operand elements
 
 @dataclass(frozen=True)
 class ElementType:
-    """An operand type.
+    """An operand type."""
 
-    Attributes:
-        name: as in PTX.
-        nbytes: of an element, or of the container that it takes in shared memory.
-        held: bytes that hold data of every 16 in shared memory. Elements of four and six bits lie side by side in the
-            first of them, as tensor copies of the padded types leave them (PTX ISA, "Packing formats").
-    """
-
-    name: str
-    nbytes: int
+    name: str  # as in PTX
+    nbytes: int  # of an element, or of the container that it takes in shared memory
+    # bytes that hold data of every 16 in shared memory. Elements of four and six bits lie side by side in the first of
+    # them, as tensor copies of the padded types leave them (PTX ISA, "Packing formats")
     held: int = CHUNK
 
     @property
@@ -68,44 +63,32 @@ _ACCUMULATORS = {"f8f6f4": _FLOATS, "f16": _FLOATS, "tf32": {1: "f32"}, "i8": {2
 
 @dataclass(frozen=True)
 class Instruction:
-    """The fields of an instruction descriptor that a dense MMA uses (PTX ISA, "Instruction descriptor").
+    """The fields of an instruction descriptor that a dense MMA uses (PTX ISA, "Instruction descriptor")."""
 
-    Attributes:
-        a_type, b_type: element types.
-        negate_a, negate_b: the operand is negated.
-        a_mn_major, b_mn_major: the operand is MN-major (False: K-major).
-        m, n: shape of the accumulator, of both CTAs together.
-        d_type: type of the accumulator, ``"f32"``, ``"f16"`` (the low half of a cell) or ``"s32"``.
-        saturate: integer sums saturate.
-    """
-
+    # a_type, b_type: element types
     a_type: ElementType
     b_type: ElementType
+    # negate_a, negate_b: the operand is negated
     negate_a: bool
     negate_b: bool
+    # a_mn_major, b_mn_major: the operand is MN-major (False: K-major)
     a_mn_major: bool
     b_mn_major: bool
+    # m, n: shape of the accumulator, of both CTAs together
     m: int
     n: int
-    d_type: str = "f32"
-    saturate: bool = False
+    d_type: str = "f32"  # type of the accumulator, ``"f32"``, ``"f16"`` (the low half of a cell) or ``"s32"``
+    saturate: bool = False  # integer sums saturate
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A shared-memory matrix descriptor (PTX ISA, "Shared memory descriptor"); offsets in bytes.
+    """A shared-memory matrix descriptor (PTX ISA, "Shared memory descriptor"); offsets in bytes."""
 
-    Attributes:
-        address: offset of the matrix in the shared memory of its CTA.
-        leading: leading dimension byte offset.
-        stride: stride dimension byte offset.
-        swizzle: a name of `SWIZZLES`.
-    """
-
-    address: int
-    leading: int
-    stride: int
-    swizzle: str
+    address: int  # offset of the matrix in the shared memory of its CTA
+    leading: int  # leading dimension byte offset
+    stride: int  # stride dimension byte offset
+    swizzle: str  # a name of `SWIZZLES`
 
 
 #: Integers and cta_group -> legal N in words: PTX ISA, "Matrix Shape", dense kinds without .ws.
@@ -231,16 +214,11 @@ def operand_places(matrix: Matrix, rows: int, element_bytes: int, mn_major: bool
 
 @dataclass(frozen=True)
 class Places:
-    """Where an operand lies in shared memory.
+    """Where an operand lies in shared memory."""
 
-    Attributes:
-        places: see `operand_places`; ``address`` is the array's.
-        starts: int64, offsets of its 16-byte chunks.
-        low, high: offsets of its first byte and behind its last.
-    """
-
-    places: np.ndarray
-    starts: np.ndarray
+    places: np.ndarray  # see `operand_places`; ``address`` is the array's
+    starts: np.ndarray  # int64, offsets of its 16-byte chunks
+    # low, high: offsets of its first byte and behind its last
     low: int
     high: int
     address: int

@@ -28,17 +28,12 @@ _Type = layout.STRUCTURES["MmaType"]
 
 @dataclass(frozen=True)
 class Kind:
-    """An operand's elements.
+    """An operand's elements."""
 
-    Attributes:
-        element: their type.
-        negated: all change their sign.
-        unit: bytes of the pieces in which the 32 bytes of a row lie together: 16 of a K-major matrix in shared memory,
-            one element of an MN-major one, 4 in tensor memory.
-    """
-
-    element: ElementType
-    negated: bool = False
+    element: ElementType  # their type
+    negated: bool = False  # all change their sign
+    # bytes of the pieces in which the 32 bytes of a row lie together: 16 of a K-major matrix in shared memory, one
+    # element of an MN-major one, 4 in tensor memory
     unit: int = CHUNK
 
     def described(self) -> ctypes.Structure:
@@ -59,16 +54,11 @@ class Rows:
 @dataclass(frozen=True)
 class Accumulator:
     """D of 32-bit cells, in which column j (row j of B) is at ``j * column_stride``, and row i (of A) of it at ``i``.
-
-    Attributes:
-        kind: ``"f32"``, ``"f16"`` (the low half of a cell) or ``"s32"``.
-        add: whether the old D is added.
-        saturate: integers saturate.
     """
 
-    kind: str
-    add: bool
-    saturate: bool
+    kind: str  # ``"f32"``, ``"f16"`` (the low half of a cell) or ``"s32"``
+    add: bool  # whether the old D is added
+    saturate: bool  # integers saturate
     column_stride: int = LANES
 
 

@@ -49,15 +49,10 @@ def _tables(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers of one type.
+    """Numbers of one type."""
 
-    Attributes:
-        values: float64.
-        exponents: int32 of the same shape, as they are encoded; of zero, NaN and infinities `_NO_EXPONENT`.
-    """
-
-    values: np.ndarray
-    exponents: np.ndarray
+    values: np.ndarray  # float64
+    exponents: np.ndarray  # int32 of the same shape, as they are encoded; of zero, NaN and infinities `_NO_EXPONENT`
 
     @classmethod
     def of(cls, codes: np.ndarray, name: str, negated: bool = False) -> Numbers:

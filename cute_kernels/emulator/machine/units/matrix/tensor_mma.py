@@ -33,14 +33,12 @@ class TensorMma:
     Attributes:
         record: as given.
         kind: as in PTX.
-        text: for reports.
-        ranks: CTAs whose memories it accesses.
     """
 
     def __init__(self, record: ctypes.Structure, label: str) -> None:
         self.record, self.kind = record, KIND_NAMES[record.kind]
-        self.text = f"tcgen05.mma.cta_group::{record.group}.kind::{self.kind} issued by {label}"
-        self.ranks = range(record.rank, record.rank + record.group)
+        self.text = f"tcgen05.mma.cta_group::{record.group}.kind::{self.kind} issued by {label}"  # for reports
+        self.ranks = range(record.rank, record.rank + record.group)  # CTAs whose memories it accesses
 
     @property
     def fields(self) -> operands.Instruction:

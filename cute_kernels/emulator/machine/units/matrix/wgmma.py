@@ -44,32 +44,23 @@ FAULTS = {
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """Form of one wgmma.mma_async: what opcode and immediate operands say; one object per instruction of a kernel.
+    """Form of one wgmma.mma_async: what opcode and immediate operands say; one object per instruction of a kernel."""
 
-    Attributes:
-        n: columns of the accumulator.
-        a_type, b_type: element types.
-        a_in_registers: A comes from registers, not from shared memory.
-        a_mn_major, b_mn_major: the operand in shared memory is MN-major (imm-trans of 16-bit types).
-        negate_a, negate_b: imm-scale of -1.
-        text: opcode and PTX line, for reports.
-        d_type: type of the accumulator, ``"f32"``, ``"f16"`` (two in a register) or ``"s32"``.
-        saturate: integer sums saturate.
-        instruction: of the kernel, for reports; None where there is no kernel.
-    """
-
-    n: int
+    n: int  # columns of the accumulator
+    # a_type, b_type: element types
     a_type: ElementType
     b_type: ElementType
-    a_in_registers: bool
+    a_in_registers: bool  # A comes from registers, not from shared memory
+    # a_mn_major, b_mn_major: the operand in shared memory is MN-major (imm-trans of 16-bit types)
     a_mn_major: bool
     b_mn_major: bool
+    # negate_a, negate_b: imm-scale of -1
     negate_a: bool
     negate_b: bool
-    text: str
-    d_type: str = "f32"
-    saturate: bool = False
-    instruction: Instruction | None = None
+    text: str  # opcode and PTX line, for reports
+    d_type: str = "f32"  # type of the accumulator, ``"f32"``, ``"f16"`` (two in a register) or ``"s32"``
+    saturate: bool = False  # integer sums saturate
+    instruction: Instruction | None = None  # of the kernel, for reports; None where there is no kernel
 
     @property
     def registers(self) -> int:
