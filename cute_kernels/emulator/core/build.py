@@ -116,17 +116,9 @@ def library(variant: str) -> Path:
 
 def kept(path: Path, command: Callable[[], list[str]], compile: Callable[[list[str], Path], None]) -> Path:
     """The library at a path, compiled if it is not there or cannot be used; processes that need the same one wait for
-    each other.
-
-    Args:
-        path: in a folder of its own sources, which is in a folder for such folders.
-        command: finds the compiler.
-        compile: takes its command, and puts the library at a path (`put`).
-
-    Raises:
-        CoreNotBuilt: of ``command`` or ``compile``.
-        OSError: a folder cannot be written, or others can write it.
-    """
+    each other. ``path``: in a folder of its own sources, which is in a folder for such folders. ``command``: finds the
+    compiler. ``compile``: takes its command, and puts the library at a path (`put`). Raises CoreNotBuilt: of
+    ``command`` or ``compile``; OSError: a folder cannot be written, or others can write it."""
     if _usable(path):
         return path
     found, libraries = command(), path.parent.parent
@@ -172,11 +164,8 @@ def compiler() -> list[str]:
 
 
 def compiler_of(language: str, variable: str, usual: Iterable[str], what: str, advice: str) -> list[str]:
-    """The compiler that a variable of the environment names, or the first of the usual ones.
-
-    Raises:
-        CoreNotBuilt: there is none for ``what``; gives the advice.
-    """
+    """The compiler that a variable of the environment names, or the first of the usual ones. Raises CoreNotBuilt: there
+    is none for ``what``; gives the advice."""
     given = os.environ.get(variable, "")
     try:
         named = shlex.split(given)

@@ -127,15 +127,10 @@ def judge(
     flow: Flow, executed: Sequence[int], found: Iterable[tuple[str, int, str]], whole: str = "",
     meetings: Iterable[tuple[str, int, Meeting]] = (),
 ) -> Certificate:
-    """The certificate of a launch that has ended.
-
-    Args:
-        flow: of its kernel.
-        executed: how often warps entered each of its blocks.
-        found: places of the run itself: kind, index of the instruction or -1, text.
-        whole: why the run as a whole cannot be judged; "" where it can.
-        meetings: events that places consist of: kind and index of the instruction, and what they are.
-    """
+    """The certificate of a launch that has ended. ``flow``: of its kernel. ``executed``: how often warps entered each
+    of its blocks. ``found``: places of the run itself: kind, index of the instruction or -1, text. ``whole``: why the
+    run as a whole cannot be judged; "" where it can. ``meetings``: events that places consist of: kind and index of the
+    instruction, and what they are."""
     places = {Place("schedule", whole): None} if whole else {}
     for kind, index, text in sorted(found):
         places[_place(flow.kernel.instructions[index] if index >= 0 else None, kind, text)] = None

@@ -41,14 +41,9 @@ _WEAK = "the synchronisation between them is relaxed, or its scope does not incl
 
 
 class RaceChecks:
-    """State of the detector of one cluster.
-
-    Args:
-        sizes: bytes of shared memory per CTA, in order of rank.
-        launch: what is shared with the other clusters of the launch.
-        warps: number of warps of the cluster (a hint of how many columns will be needed).
-        strict: see `Options.strict`.
-    """
+    """State of the detector of one cluster. ``sizes``: bytes of shared memory per CTA, in order of rank. ``launch``:
+    what is shared with the other clusters of the launch. ``warps``: number of warps of the cluster (a hint of how many
+    columns will be needed). ``strict``: see `Options.strict`."""
 
     def __init__(self, sizes: list[int], launch: LaunchShadow, warps: int = 1, strict: bool = False) -> None:
         self.strict = strict

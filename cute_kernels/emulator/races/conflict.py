@@ -57,14 +57,9 @@ class Conflict:
     weak: bool = False  # the accesses are synchronised, but by relaxed operations or at too narrow a scope
 
     def facts(self, before: np.ndarray, late: np.ndarray, number: int, other: Side) -> dict[str, object]:
-        """Fields of `cute_kernels.emulator.errors.EmulatorError.know`.
-
-        Args:
-            before: identities of the earlier accesses, by place.
-            late: which of them are not ordered before.
-            number: of the epoch that is reported.
-            other: it.
-        """
+        """Fields of `cute_kernels.emulator.errors.EmulatorError.know`. ``before``: identities of the earlier accesses,
+        by place. ``late``: which of them are not ordered before. ``number``: of the epoch that is reported. ``other``:
+        it."""
         chosen = late & (before >> LANE_BITS == number)
         return {
             "kind": self.kind(number, wrote=other.verb == "wrote"),

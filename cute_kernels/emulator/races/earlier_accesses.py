@@ -30,14 +30,9 @@ class Access:
 
 
 def suspects(epochs: Epochs, flow: Flow | None, identity: int, write: bool, space: str, unit: int) -> list[Instruction]:
-    """The instructions that may have made an access, in text order; none if that is not known.
-
-    Args:
-        epochs: what accesses are known by.
-        flow: of the kernel, None: nothing is known.
-        identity: of the access.
-        write, space, unit: as in `Access`.
-    """
+    """The instructions that may have made an access, in text order; none if that is not known. ``epochs``: what
+    accesses are known by. ``flow``: of the kernel, None: nothing is known. ``identity``: of the access. ``write``,
+    ``space``, ``unit``: as in `Access`."""
     number = identity >> LANE_BITS
     first = epochs.places[number]
     if first < 0 or flow is None:
@@ -51,13 +46,8 @@ def place(instructions: Sequence[Instruction]) -> str:
 
 
 def instructions_of(flow: Flow, first: int, access: Access) -> list[Instruction]:
-    """The instructions that may have made an access, in text order; at least one.
-
-    Args:
-        flow: of the kernel.
-        first: index of the instruction of the first access of the same epoch.
-        access: which access.
-    """
+    """The instructions that may have made an access, in text order; at least one. ``flow``: of the kernel. ``first``:
+    index of the instruction of the first access of the same epoch. ``access``: which access."""
     instruction = flow.kernel.instructions[first]
     parts = instruction.parts
     if parts[0] == "tcgen05" and parts[1] in _PIPELINED:

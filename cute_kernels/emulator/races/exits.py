@@ -56,13 +56,8 @@ class ExitChecks:
         self, rank: int, column: int, clock: int, what: str, signal: Signal | None = None, place: int = -1
     ) -> None:
         """A thread of another CTA accesses shared memory of CTA ``rank``, or (``signal``) arrives at an mbarrier there.
-
-        Args:
-            rank: the CTA.
-            column, clock: of the access, in the columns of its warp.
-            what: for reports.
-            signal: the phase that the arrival belongs to.
-            place: index of the instruction, -1 if it is not known.
+        ``rank``: the CTA. ``column``, ``clock``: of the access, in the columns of its warp. ``what``: for reports.
+        ``signal``: the phase that the arrival belongs to. ``place``: index of the instruction, -1 if it is not known.
         """
         self._note(rank, column, _Event(1 if self._strict else 0, clock, what, signal, place))
 
@@ -92,15 +87,8 @@ class ExitChecks:
         self._known[agent.rank] = known
 
     def check(self, report: Callable[[EmulatorError], None], instruction: Callable[[int], Instruction | None]) -> None:
-        """At the end of the cluster.
-
-        Args:
-            report: called with what is found.
-            instruction: of an index, None for -1.
-
-        Raises:
-            IllegalAccess: a CTA may exit while something still accesses its shared memory.
-        """
+        """At the end of the cluster. ``report``: called with what is found. ``instruction``: of an index, None for -1.
+        Raises IllegalAccess: a CTA may exit while something still accesses its shared memory."""
         for (rank, column, _), event in self._events.items():
             known = self._known[rank]
             known = np.zeros((len(_ROWS), self._columns.width), np.int32) if known is None else known

@@ -70,15 +70,9 @@ def fault(races: RaceChecks, what: int, fault: ctypes.Structure, agent: Agent | 
 def early(
     races: RaceChecks, point: SyncPoint, name: str, contribution: tuple[int, str, int], address: int
 ) -> BarrierMisuse:
-    """A contribution to a phase may be counted in the one before.
-
-    Args:
-        races: the detector.
-        point, name: the barrier, and what it is called.
-        contribution: what it is (an operation of the core's), by whom, and a column of the phase before that it does
-            not know.
-        address: of the mbarrier, or -1.
-    """
+    """A contribution to a phase may be counted in the one before. ``races``: the detector. ``point``, ``name``: the
+    barrier, and what it is called. ``contribution``: what it is (an operation of the core's), by whom, and a column of
+    the phase before that it does not know. ``address``: of the mbarrier, or -1."""
     operation, who, column = contribution
     phase = point.completed
     other, what = _other(races, point, column, phase, address)

@@ -208,13 +208,9 @@ class Plane:
 
 
 class Shadow:
-    """Shadow of ``nbytes`` bytes of shared or global memory.
-
-    Attributes:
-        fine: by bytes, for granules that are split; None while there is none. With ``by_bytes`` there is one at once,
-            so that the core may split granules.
-        accessed: first byte that was accessed and the one behind the last, or more than these; after `bound` alone.
-    """
+    """Shadow of ``nbytes`` bytes of shared or global memory. ``fine``: by bytes, for granules that are split; None
+    while there is none. With ``by_bytes`` there is one at once, so that the core may split granules. ``accessed``:
+    first byte that was accessed and the one behind the last, or more than these; after `bound` alone."""
 
     def __init__(self, nbytes: int, *, by_bytes: bool = False, bounded: bool = False) -> None:
         self.nbytes = nbytes

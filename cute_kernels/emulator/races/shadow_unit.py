@@ -184,16 +184,9 @@ class ShadowUnit:
         self._checked(library().generic_record_whole(*where, self.callback_address))
 
     def observe(self, context: ctypes.Structure, log: np.ndarray, first: int) -> int:
-        """Works off what a warp has logged (`memory_tables`), from an entry on.
-
-        Args:
-            context: of the warp.
-            log: uint8 [entries, LOG_ENTRY].
-            first: number of an entry.
-
-        Returns:
-            The number of the first entry that Python has to decide; the number of entries if there is none.
-        """
+        """Works off what a warp has logged (`memory_tables`), from an entry on. ``context``: of the warp. ``log``:
+        uint8 [entries, LOG_ENTRY]. ``first``: number of an entry. Returns the number of the first entry that Python has
+        to decide; the number of entries if there is none."""
         end = library().log_observe(ctypes.addressof(context), log.ctypes.data, first, len(log), self.callback_address)
         self._checked(end >= 0)
         return end

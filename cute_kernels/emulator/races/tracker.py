@@ -156,11 +156,8 @@ class RaceTracker(PointRaces):
 
     def async_read(self, rank: int, offsets: Offsets, nbytes: int, operation: Operation) -> None:
         """The operation reads shared memory: one range (int offset), or ``nbytes`` at each of an array of offsets.
-
-        Raises:
-            SharedMemoryRace: what it reads was written, and that is not ordered before.
-            ProxyFenceMissing: it is ordered, but was written through the generic proxy and not fenced since.
-        """
+        Raises SharedMemoryRace: what it reads was written, and that is not ordered before; ProxyFenceMissing: it is
+        ordered, but was written through the generic proxy and not fenced since."""
         self.looking, self.stand = operation, None
         self.unit.async_read(self.shared[rank], offsets, nbytes, operation, Row.PROXY, 0)
         if self.agent is not None and rank != self.agent.rank:

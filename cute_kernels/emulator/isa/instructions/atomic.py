@@ -40,17 +40,10 @@ def atomic(
     warp: Warp, mask: int, space: str, name: str, type_: str, strength: Strength, address: LaneValues,
     values: tuple[LaneValues, ...],
 ) -> np.ndarray:
-    """Lane by lane, in lane order: returns the old values, [32] or (vectors) [elements, 32].
-
-    Args:
-        warp, mask: who executes.
-        space: ``"global"``, ``"shared"`` or ``"generic"``.
-        name: operation.
-        type_: of one element.
-        strength: how it orders other accesses.
-        address: of each lane.
-        values: the vector to combine with, or for cas what to compare with and the new one; of 128 bits both halves.
-    """
+    """Lane by lane, in lane order: returns the old values, [32] or (vectors) [elements, 32]. ``warp``, ``mask``: who
+    executes. ``space``: ``"global"``, ``"shared"`` or ``"generic"``. ``name``: operation. ``type_``: of one element.
+    ``strength``: how it orders other accesses. ``address``: of each lane. ``values``: the vector to combine with, or
+    for cas what to compare with and the new one; of 128 bits both halves."""
     size = TYPE_BITS[type_] // 8
     count = len(values) // 2 if name == "cas" else len(values)
     dtype = np.dtype(f"u{size}")

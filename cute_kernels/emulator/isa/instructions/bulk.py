@@ -112,14 +112,9 @@ def bulk_operation(
     block: BlockBuilder, facts: Sequence[int], operands: Sequence[Value | None], coords: Sequence[Value] = (),
     offsets: Sequence[Value] = (),
 ) -> None:  # fmt: skip
-    """A bulk copy in the core.
-
-    Args:
-        facts: kind, dimensions of the tensor map or 0, mode (`_MODES`), whether for a pair of CTAs, reduction, its
-            type.
-        operands: address in shared memory; of the map, in global memory, or of what is sent; mbarrier; bytes; mask.
-        coords, offsets: of a tensor copy.
-    """
+    """A bulk copy in the core. ``facts``: kind, dimensions of the tensor map or 0, mode (`_MODES`), whether for a pair
+    of CTAs, reduction, its type. ``operands``: address in shared memory; of the map, in global memory, or of what is
+    sent; mbarrier; bytes; mask. ``coords``, ``offsets``: of a tensor copy."""
     lists = (coords, _RANKS), (offsets, _SPATIAL)
     rest = [value for values, room in lists for value in (*values, *[None] * (room - len(values)))]
     values = [None if value is None else block.whole(value) for value in (*operands, *rest)]

@@ -46,13 +46,8 @@ def _text(warp: Warp, lane: int, address: int) -> str:
 
 
 def formatted(template: str, fetch: Callable[[int], bytes], text_at: Callable[[int], str]) -> tuple[str, int]:
-    """(text, arguments used) of printf.
-
-    Args:
-        template: C format.
-        fetch: (offset, bytes) -> bytes of the argument buffer, in which every argument is aligned to its size.
-        text_at: address -> string, for %s.
-    """
+    """(text, arguments used) of printf. ``template``: C format. ``fetch``: (offset, bytes) -> bytes of the argument
+    buffer, in which every argument is aligned to its size. ``text_at``: address -> string, for %s."""
     out, at, position, count = [], 0, 0, 0
     for match in _CONVERSION.finditer(template):
         out.append(template[position : match.start()])

@@ -111,14 +111,9 @@ def _address_value(block: BlockBuilder, operand: Operand, bits: int) -> Value:
 
 class Access(Anchor):
     """Loads or stores by lanes, or matrices of them, which the core performs whole; of equal addresses the highest
-    lane's value stays.
-
-    Attributes:
-        name: of the core's function: ``load`` and so on, by the width of addresses, or ``load_together``.
-        address, offset: where, of each lane or (``load_together``) of all.
-        facts: what it is told in front of the registers in its list.
-        values: what is stored.
-    """
+    lane's value stays. ``name``: of the core's function: ``load`` and so on, by the width of addresses, or
+    ``load_together``. ``address``, ``offset``: where, of each lane or (``load_together``) of all. ``facts``: what it is
+    told in front of the registers in its list. ``values``: what is stored."""
 
     def __init__(self, name: str, address: Value, facts: Sequence[int], values: Sequence[Value] = (), offset: int = 0):
         self.name, self.address, self.facts, self.values, self.offset = name, address, facts, values, offset

@@ -100,15 +100,9 @@ def mma_kind(
     warp: Warp, mask: int, form: Kind, a: tuple[LaneValues, ...], b: tuple[LaneValues, ...],
     c: tuple[LaneValues, ...], metadata: tuple[LaneValues, ...], scales: tuple[LaneValues, ...],
 ) -> np.ndarray:  # fmt: skip
-    """The registers of D, uint32 [registers, 32].
-
-    Args:
-        warp, mask: the lanes that execute it.
-        form: which.
-        a, b, c: registers.
-        metadata: of mma.sp a word, else nothing.
-        scales: of A and B the words, the byte and the thread, or nothing.
-    """
+    """The registers of D, uint32 [registers, 32]. ``warp``, ``mask``: the lanes that execute it. ``form``: which.
+    ``a``, ``b``, ``c``: registers. ``metadata``: of mma.sp a word, else nothing. ``scales``: of A and B the words, the
+    byte and the thread, or nothing."""
     require_whole_warp(warp, mask, "mma.sp" if form.sparse else "mma.sync")
     a_words, b_words, c_words = (
         np.stack([np.broadcast_to(np.asarray(x, np.uint32), (1, 32)) for x in each], axis=1) for each in (a, b, c)

@@ -150,11 +150,8 @@ def each_lane(mask: int, *values: LaneValues) -> list[tuple[int, ...]]:
 
 def mbarrier_init(warp: Warp, mask: int, address: LaneValues, count: LaneValues) -> None:
     """mbarrier.init by each executing lane; lanes that name one place and one count leave the same as one of them.
-
-    Raises:
-        BarrierMisuse: several lanes do, and races are looked for. PTX defines an initialisation where no valid mbarrier
-            lies, which is so for the first lane alone.
-    """
+    Raises BarrierMisuse: several lanes do, and races are looked for. PTX defines an initialisation where no valid
+    mbarrier lies, which is so for the first lane alone."""
     cluster, lanes = warp.cluster, each_lane(mask, address, count)
     cluster.progress += 1
     for (where, expected), times in Counter(lanes).items():

@@ -354,13 +354,10 @@ class _Uniformity:
 
 
 class _Region:
-    """Blocks between a divergent branch and its reconvergence point.
-
-    Attributes:
-        blocks: reachable from a successor of the branch without passing the reconvergence point.
-        mixed: registers live where lanes that took different ways can read what the others wrote: at the
-            reconvergence point, at the entry of either side, and at blocks that both sides reach.
-    """
+    """Blocks between a divergent branch and its reconvergence point. ``blocks``: reachable from a successor of the
+    branch without passing the reconvergence point. ``mixed``: registers live where lanes that took different ways can
+    read what the others wrote: at the reconvergence point, at the entry of either side, and at blocks that both sides
+    reach."""
 
     def __init__(self, flow: Flow, branch: int) -> None:
         end = flow.reconvergence[branch]

@@ -128,16 +128,9 @@ def refusal(target: str, version: str, name: str, operands: int = 0) -> str:
 
 
 def check_target(target: str, version: str, instructions: Iterable[Instruction]) -> None:
-    """Refuses instructions and special registers that an architecture, or a version of PTX, does not have.
-
-    Args:
-        target: of the module.
-        version: of the module, ``"8.7"``.
-        instructions: of a kernel.
-
-    Raises:
-        UnsupportedPTX: it names the instruction, and where it exists.
-    """
+    """Refuses instructions and special registers that an architecture, or a version of PTX, does not have. ``target``:
+    of the module. ``version``: of the module, ``"8.7"``. ``instructions``: of a kernel. Raises UnsupportedPTX: it names
+    the instruction, and where it exists."""
     for instruction in instructions:
         reason = refusal(target, version, instruction.opcode, len(instruction.operands))
         for operand in instruction.operands:

@@ -48,14 +48,9 @@ class _Loads:
 
 
 def first_uses(flow: Flow) -> dict[int, tuple[int, ...]]:
-    """Checks a kernel, and finds where the values of its tcgen05.ld are used first.
-
-    Returns:
-        Index of an instruction -> indices of the loads of which it, on some path, is the first to use a value.
-
-    Raises:
-        IllegalAccess: a register is read that was overwritten while a load might still write it.
-    """
+    """Checks a kernel, and finds where the values of its tcgen05.ld are used first. Returns index of an instruction ->
+    indices of the loads of which it, on some path, is the first to use a value. Raises IllegalAccess: a register is
+    read that was overwritten while a load might still write it."""
     uses: dict[int, tuple[int, ...]] = {}
     if not any(instruction.parts[:2] == ("tcgen05", "ld") for instruction in flow.kernel.instructions):
         return uses

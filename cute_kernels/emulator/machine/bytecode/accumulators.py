@@ -37,12 +37,9 @@ class Emitter(Protocol):
 
 
 class Accumulators:
-    """Accumulators of one block, while its nodes are emitted.
-
-    Args:
-        emitter: of the block.
-        ages: registers' variables that may be in flight when the block begins, and how many groups were committed
-            since; None: nothing but wgmmas touches what is in flight in this kernel."""
+    """Accumulators of one block, while its nodes are emitted. ``emitter``: of the block. ``ages``: registers' variables
+    that may be in flight when the block begins, and how many groups were committed since; None: nothing but wgmmas
+    touches what is in flight in this kernel."""
 
     def __init__(self, emitter: Emitter, ages: dict[str, int] | None) -> None:
         self._emitter, self._followed = emitter, ages is not None

@@ -116,16 +116,9 @@ class Program:
 
 
 class Bytecode:
-    """A finished program in memory, which lives as long as this object.
-
-    Args:
-        program: all of it.
-        starts: index of the first instruction of every block, and of the exit.
-
-    Attributes:
-        address: of a `Program` of ``core/state.h``.
-        template: the state of a warp that has not begun, without its registers, uint8.
-    """
+    """A finished program in memory, which lives as long as this object. ``program``: all of it. ``starts``: index of
+    the first instruction of every block, and of the exit. ``address``: of a `Program` of ``core/state.h``.
+    ``template``: the state of a warp that has not begun, without its registers, uint8."""
 
     def __init__(self, program: Program, starts: Sequence[int]) -> None:
         code = b"".join(_INSTRUCTION.pack(*instruction) for instruction in program.code)

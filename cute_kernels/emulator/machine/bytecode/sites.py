@@ -46,13 +46,8 @@ def key_of(value: Value) -> Key:
 
 
 def bound(site: Site, words: memoryview, lanes: dict[int, np.ndarray]) -> Function:
-    """A site on the exchange area of one launch.
-
-    Args:
-        site: the place.
-        words: the exchange area as 64-bit words.
-        lanes: the exchange area as rows ``[rows, 32]`` of 8, 16, 32 and 64 bits, by their bits.
-    """
+    """A site on the exchange area of one launch. ``site``: the place. ``words``: the exchange area as 64-bit words.
+    ``lanes``: the exchange area as rows ``[rows, 32]`` of 8, 16, 32 and 64 bits, by their bits."""
     function, blocking = site.function, site.blocking
     readers = [_reader(argument, words, lanes) for argument in site.arguments]
     store = _writer(site.results, words, lanes)

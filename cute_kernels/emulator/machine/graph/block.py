@@ -76,14 +76,8 @@ class KernelContext(Protocol):
 
 
 class BlockBuilder:
-    """Builds the graph of one basic block.
-
-    Args:
-        types: declared type per register.
-        varying: registers held per lane.
-        divergent: whether the block can run under a partial mask.
-        context: of the kernel.
-    """
+    """Builds the graph of one basic block. ``types``: declared type per register. ``varying``: registers held per lane.
+    ``divergent``: whether the block can run under a partial mask. ``context``: of the kernel."""
 
     def __init__(self, types: dict[str, str], varying: set[str], divergent: bool, context: KernelContext) -> None:
         self.types, self.varying = types, varying

@@ -14,13 +14,8 @@ def ctas_of_multiprocessor(target: str, threads: int, shared_bytes: int, registe
 
 
 def capacity(target: str, ctas: int, threads: int, shared_bytes: int, registers: int | None) -> int:
-    """How many clusters the chip of a target holds at once, 1 at least.
-
-    Args:
-        target: of the PTX, e.g. ``"sm_90a"``.
-        ctas: of a cluster.
-        threads, shared_bytes: of a CTA, with the system's shared memory.
-        registers: of a thread, None where the PTX does not say so and they count for nothing.
-    """
+    """How many clusters the chip of a target holds at once, 1 at least. ``target``: of the PTX, e.g. ``"sm_90a"``.
+    ``ctas``: of a cluster. ``threads``, ``shared_bytes``: of a CTA, with the system's shared memory. ``registers``: of
+    a thread, None where the PTX does not say so and they count for nothing."""
     held = ctas_of_multiprocessor(target, threads, shared_bytes, registers)
     return max(sum(count * held // ctas for count in chip_of(target).gpcs if ctas <= count), 1)

@@ -42,14 +42,9 @@ class Ended(Exception):
 
 
 class Forked:
-    """Forked processes; a context, at whose end all have ended. Entered inside of `interrupts.deferred`.
-
-    Args:
-        tasks: what each of them executes, with its end of a pipe. It raises nothing that anybody would see.
-
-    Raises:
-        Ended: on entry, where the system has no room for a process.
-    """
+    """Forked processes; a context, at whose end all have ended. Entered inside of `interrupts.deferred`. ``tasks``:
+    what each of them executes, with its end of a pipe. It raises nothing that anybody would see. Raises Ended: on
+    entry, where the system has no room for a process."""
 
     def __init__(self, tasks: list[Callable[[Connection], None]]) -> None:
         self._tasks = tasks

@@ -159,13 +159,9 @@ def of_arguments(parsed: argparse.Namespace) -> Schedule:
 
 def systematic(ctas: int, warps: int, *, overlaps: bool, meets: bool = False) -> list[Schedule]:
     """Schedules that show most of what a schedule can show, the cheap ones first; the default is not among them.
-
-    Args:
-        ctas: of a cluster.
-        warps: of a CTA; each is starved in turn (in all CTAs), with asynchronous work early and late.
-        overlaps: whether the launch may overlap the one before it.
-        meets: whether its clusters may see what others do while both run.
-    """
+    ``ctas``: of a cluster. ``warps``: of a CTA; each is starved in turn (in all CTAs), with asynchronous work early and
+    late. ``overlaps``: whether the launch may overlap the one before it. ``meets``: whether its clusters may see what
+    others do while both run."""
     starved = seeds_for_each_warp(ctas, warps) if ctas * warps > 1 else []
     return [
         *([Schedule(overlap=True)] if overlaps else []),

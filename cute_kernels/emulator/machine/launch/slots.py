@@ -42,12 +42,8 @@ def suits(launch: Launch) -> bool:
 
 
 class Slot:
-    """Clusters of a launch in one slot, one after the other.
-
-    Attributes:
-        tries: whether it is worth while to try another one.
-        executions: of each basic block, by each warp of the clusters that have ended in the latest `run`.
-    """
+    """Clusters of a launch in one slot, one after the other. ``tries``: whether it is worth while to try another one.
+    ``executions``: of each basic block, by each warp of the clusters that have ended in the latest `run`."""
 
     def __init__(self, launch: Launch, make: Callable[[Cluster], Scheduler]) -> None:
         self._launch, self._make = launch, make

@@ -108,12 +108,9 @@ class MBarriers:
         return self.tables.completions
 
     def init(self, address: int, count: int, who: str = "", at: int = -1) -> None:
-        """mbarrier.init, the instruction of index ``at``: phase 0, ``count`` pending arrivals, no pending bytes.
-
-        Raises:
-            BarrierMisuse: count outside 1..2^20-1, or a live barrier there (PTX ISA: invalidate it first).
-            IllegalAccess: address not 8-byte aligned or out of bounds.
-        """
+        """mbarrier.init, the instruction of index ``at``: phase 0, ``count`` pending arrivals, no pending bytes. Raises
+        BarrierMisuse: count outside 1..2^20-1, or a live barrier there (PTX ISA: invalidate it first); IllegalAccess:
+        address not 8-byte aligned or out of bounds."""
         if address % 8:
             raise IllegalAccess(f"mbarrier at {address:#x} is not 8-byte aligned")
         if not 1 <= count <= MAX_COUNT:

@@ -25,13 +25,8 @@ _LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
 
 
 class MemoryTables:
-    """The memories of a cluster, as the core knows them.
-
-    Attributes:
-        address: of the tables.
-        header: the tables, a `Tables`, which `MBarriers` has made.
-        cta: what they know of the shared memory of a CTA, a `Cta`.
-    """
+    """The memories of a cluster, as the core knows them. ``address``: of the tables. ``header``: the tables, a
+    `Tables`, which `MBarriers` has made. ``cta``: what they know of the shared memory of a CTA, a `Cta`."""
 
     def __init__(self, barriers: MBarriers, gmem: GlobalMemory, params: bytes, flags: int) -> None:
         self.warp_mmas: ctypes.Array[ctypes.Structure] | None = None  # forms of mma.sync, whose address the header has

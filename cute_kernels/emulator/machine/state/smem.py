@@ -40,13 +40,8 @@ def shared_layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
 
 def gaps(variables: Iterable[Variable], dynamic_bytes: int, size: int) -> tuple[tuple[int, int], ...]:
     """Gaps of shared memory that belong to no array of a kernel, behind its static ones: (first offset, end), in order.
-
-    Args:
-        variables: of the kernel.
-        dynamic_bytes: of the launch. Without an array that stands for them it is not known where they begin, and
-            everything belongs to them.
-        size: of the shared memory of a CTA.
-    """
+    ``variables``: of the kernel. ``dynamic_bytes``: of the launch. Without an array that stands for them it is not
+    known where they begin, and everything belongs to them. ``size``: of the shared memory of a CTA."""
     variables = [variable for variable in variables if variable.space == "shared"]
     offsets, end = shared_layout(variables)
     dynamic = [offsets[variable.name] for variable in variables if not variable.nbytes]
@@ -63,15 +58,10 @@ def shared_address(cta_rank: int, offset: int) -> int:
 
 
 class SharedMemory:
-    """Shared memory of one CTA.
-
-    Attributes:
-        size: bytes, the 1024 system bytes included.
-        cta_rank: rank of the CTA in its cluster.
-        detect: whether accesses to live mbarriers or to a CTA that has exited are reported.
-        uninitialised: whether, with ``detect``, reads of what nobody has written are reported too.
-        exited: all threads of the CTA have exited while others of the cluster run: nothing may access it any more.
-    """
+    """Shared memory of one CTA. ``size``: bytes, the 1024 system bytes included. ``cta_rank``: rank of the CTA in its
+    cluster. ``detect``: whether accesses to live mbarriers or to a CTA that has exited are reported. ``uninitialised``:
+    whether, with ``detect``, reads of what nobody has written are reported too. ``exited``: all threads of the CTA have
+    exited while others of the cluster run: nothing may access it any more."""
 
     def __init__(self, size: int, cta_rank: int = 0, *, detect: bool = True, uninitialised: bool = True) -> None:
         if size < SYSTEM_BYTES or size > 1 << 18:
@@ -248,15 +238,9 @@ class ClusterMemory:
 
     def view(self, address: int, nbytes: int, *, write: bool = False) -> np.ndarray:
         """The bytes as a uint8 array onto the memory: for the asynchronous units, which are not the generic proxy.
-
-        Args:
-            address: shared address of the first byte.
-            nbytes: length; the range must lie in one CTA.
-            write: True when the caller fills the whole range (marks it as initialised).
-
-        Raises:
-            IllegalAccess: out of bounds, uninitialised (unless ``write``) or touching a live mbarrier.
-        """
+        ``address``: shared address of the first byte. ``nbytes``: length; the range must lie in one CTA. ``write``:
+        True when the caller fills the whole range (marks it as initialised). Raises IllegalAccess: out of bounds,
+        uninitialised (unless ``write``) or touching a live mbarrier."""
         rank, offset = self.resolve(address)
         cta = self.ctas[rank]
         cta.check_range(offset, nbytes, write=write)

@@ -38,17 +38,10 @@ def tensor_address(lane: int, column: int) -> int:
 
 
 class TensorMemory:
-    """Tensor memory of one CTA.
-
-    Args:
-        detect: whether reads of uninitialised cells are reported.
-        own_lanes: whether loads and stores that name lanes outside of their warp's quarter are reported. If not, they
-            access the lanes of the quarter with the same number modulo 32, which is a reading: by the PTX ISA they are
-            illegal.
-
-    Attributes:
-        allocated_address: host address of a byte per column, 1 where it is allocated.
-    """
+    """Tensor memory of one CTA. ``detect``: whether reads of uninitialised cells are reported. ``own_lanes``: whether
+    loads and stores that name lanes outside of their warp's quarter are reported. If not, they access the lanes of the
+    quarter with the same number modulo 32, which is a reading: by the PTX ISA they are illegal. ``allocated_address``:
+    host address of a byte per column, 1 where it is allocated."""
 
     def __init__(self, *, detect: bool = True, own_lanes: bool = True) -> None:
         self.cells = np.zeros((COLUMNS, LANES), np.uint32)  # uint32 [512 columns, 128 lanes]
@@ -120,13 +113,8 @@ class TensorMemory:
         return base
 
     def note_alloc(self, base: int, place: int, warp: str) -> None:
-        """Keeps, for reports, who made the allocation from column ``base`` on.
-
-        Args:
-            base: what `alloc` returned.
-            place: index of the instruction, -1 if it is not known.
-            warp: label of the warp.
-        """
+        """Keeps, for reports, who made the allocation from column ``base`` on. ``base``: what `alloc` returned.
+        ``place``: index of the instruction, -1 if it is not known. ``warp``: label of the warp."""
         self._allocated_by[base] = place, warp
 
     def dealloc(self, address: int, ncols: int) -> None:

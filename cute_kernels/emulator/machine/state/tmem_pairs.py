@@ -15,14 +15,9 @@ Operands = tuple[int, ...]
 
 
 class PairOperation:
-    """One kind of operation of a pair of CTAs.
-
-    Args:
-        name: of the instruction.
-        memories: tensor memory of the CTAs of the cluster by rank.
-        perform: with a memory and the operands of its warp: the result, None while it is not possible.
-        possible: whether `perform` would give a result.
-    """
+    """One kind of operation of a pair of CTAs. ``name``: of the instruction. ``memories``: tensor memory of the CTAs of
+    the cluster by rank. ``perform``: with a memory and the operands of its warp: the result, None while it is not
+    possible. ``possible``: whether `perform` would give a result."""
 
     def __init__(
         self, name: str, memories: list[TensorMemory], perform: Callable[[TensorMemory, Operands], int | None],
@@ -35,16 +30,9 @@ class PairOperation:
     def join(
         self, warp: WarpState, operands: Operands, done: Callable[..., None] = lambda parts, operands: None
     ) -> int | None:
-        """A warp performs the operation, or looks again whether its peer has; None: it has to wait.
-
-        Args:
-            warp: the warp.
-            operands: its operands.
-            done: is called when both have performed it, with each of them and its result, and the operands.
-
-        Raises:
-            IllegalAccess: there is no peer, or the operands of the two differ.
-        """
+        """A warp performs the operation, or looks again whether its peer has; None: it has to wait. ``warp``: the warp.
+        ``operands``: its operands. ``done``: is called when both have performed it, with each of them and its result,
+        and the operands. Raises IllegalAccess: there is no peer, or the operands of the two differ."""
         rank, peer = warp.cta.rank, warp.cta.rank ^ 1
         if peer >= len(self._memories):
             raise IllegalAccess(f"{self.name}.cta_group::2 by CTA {rank} of a cluster without CTA {peer}, its peer")

@@ -112,13 +112,7 @@ class ClusterBarrier:
 
 
 class Cta:
-    """One CTA.
-
-    Attributes:
-        rank: rank in its cluster.
-        coordinates: %ctaid.
-        in_cluster: %cluster_ctaid.
-    """
+    """One CTA. ``rank``: rank in its cluster. ``coordinates``: %ctaid. ``in_cluster``: %cluster_ctaid."""
 
     def __init__(
         self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int], in_cluster: tuple[int, int, int],
@@ -277,12 +271,8 @@ class Cluster:
             cta.registers = RegisterPool(launch.registers, len(cta.warps))
 
     def become(self, index: int, coordinates: tuple[int, int, int], number: int) -> None:
-        """In its place, of one CTA, another one has begun, of which Python has seen nothing yet.
-
-        Args:
-            index, coordinates: its own.
-            number: of the race detector.
-        """
+        """In its place, of one CTA, another one has begun, of which Python has seen nothing yet. ``index``,
+        ``coordinates``: its own. ``number``: of the race detector."""
         (cta,) = self.ctas
         self.index, self.coordinates, cta.coordinates = index, coordinates, coordinates
         self.rng, self.engine.rng = cluster_random(self.options.seed, index)

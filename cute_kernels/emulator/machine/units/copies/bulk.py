@@ -92,12 +92,9 @@ class BulkUnit:
         return self._header.stored
 
     def answer(self, what: int, fault: ctypes.Structure, warp: Issuer | None) -> None:
-        """Does what the core asks for, a key of `ASKED`.
-
-        Raises:
-            IllegalAccess, UnsupportedPTX: a copy, or its tensor map, that is illegal or not implemented.
-            BarrierMisuse: of a copy to an mbarrier whose mbarrier.init is not ordered before.
-        """
+        """Does what the core asks for, a key of `ASKED`. Raises IllegalAccess, UnsupportedPTX: a copy, or its tensor
+        map, that is illegal or not implemented; BarrierMisuse: of a copy to an mbarrier whose mbarrier.init is not
+        ordered before."""
         if ASKED[what] == "GROUPS":
             warp.stores_in_bulk(fault.lane)
             return

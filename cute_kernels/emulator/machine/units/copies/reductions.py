@@ -70,17 +70,9 @@ def operations(type_: str) -> set[str]:
 
 
 def combine(name: str, type_: str, old: np.ndarray, new: np.ndarray, *, flush: bool = False) -> np.ndarray:
-    """``old <op> new`` element by element.
-
-    Args:
-        name: operation; cas is not one of them.
-        type_: element type of both, a key of `DTYPES` or packed.
-        old, new: uint8 arrays of equal shape.
-        flush: subnormal FP32 sums and summands become zero.
-
-    Returns:
-        uint8, like ``old``.
-    """
+    """``old <op> new`` element by element. ``name``: operation; cas is not one of them. ``type_``: element type of
+    both, a key of `DTYPES` or packed. ``old``, ``new``: uint8 arrays of equal shape. ``flush``: subnormal FP32 sums and
+    summands become zero. Returns uint8, like ``old``."""
     element = element_of(type_)
     halves = element in ("f16", "bf16") and name != "exch"
     dtype = np.dtype(np.uint16) if halves else DTYPES[element]

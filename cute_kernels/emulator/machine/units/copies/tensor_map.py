@@ -356,12 +356,8 @@ def replace(data: bytes, name: str, ordinal: int, value: int) -> bytes:
 
 
 def decode(data: bytes) -> TensorMap | Im2colMap:
-    """Decodes a tensor map of 128 bytes.
-
-    Raises:
-        UnsupportedPTX: a data type or mode that is not implemented (interleaved).
-        IllegalAccess: not 128 bytes, or contents that no encoder produces.
-    """
+    """Decodes a tensor map of 128 bytes. Raises UnsupportedPTX: a data type or mode that is not implemented
+    (interleaved); IllegalAccess: not 128 bytes, or contents that no encoder produces."""
     if len(data) != 128:
         raise IllegalAccess(f"a tensor map has 128 bytes, not {len(data)}")
     return _decode(bytes(data[:64]))  # CuTe DSL leaves the second half uninitialised

@@ -114,16 +114,9 @@ class Arithmetic:
         return self.choice == "exact"
 
     def sums(self, unit: Literal["tcgen05", "wgmma", "mma"], element: str, d_type: str) -> Sums:
-        """How an instruction of these operands adds.
-
-        Args:
-            unit: which instruction.
-            element: type of A's elements; B's have as many bits.
-            d_type: ``"f32"``, ``"f16"``, or ``"s32"``, which is exact.
-
-        Raises:
-            UnsupportedPTX: it is not known, of this target.
-        """
+        """How an instruction of these operands adds. ``unit``: which instruction. ``element``: type of A's elements;
+        B's have as many bits. ``d_type``: ``"f32"``, ``"f16"``, or ``"s32"``, which is exact. Raises UnsupportedPTX: it
+        is not known, of this target."""
         if self.exact or d_type == "s32":
             return EXACT
         row = TABLE.get((unit, generation(self.target), element in _EIGHT_BITS))

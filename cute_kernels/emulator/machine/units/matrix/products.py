@@ -102,17 +102,10 @@ def multiply_rows(
     a: np.ndarray, b: np.ndarray, d: np.ndarray, kinds: tuple[Kind, Kind], accumulator: str, *, add: bool,
     saturate: bool = False, sums: Sums = EXACT,
 ) -> None:
-    """Products of rows that lie in arrays, into ``d``.
-
-    Args:
-        a: uint8 [count, m, 32]; m is a multiple of 16 up to 128.
-        b: uint8 [count, n, 32]; n is a multiple of 8 up to 256.
-        d: 32 bits [count, n, m], contiguous: D transposed; FP16 is the low half of a cell.
-        kinds: of A and of B.
-        accumulator: see `Accumulator`.
-        add, saturate: likewise.
-        sums: how floats are added.
-    """
+    """Products of rows that lie in arrays, into ``d``. ``a``: uint8 [count, m, 32]; m is a multiple of 16 up to 128.
+    ``b``: uint8 [count, n, 32]; n is a multiple of 8 up to 256. ``d``: 32 bits [count, n, m], contiguous: D transposed;
+    FP16 is the low half of a cell. ``kinds``: of A and of B. ``accumulator``: see `Accumulator`. ``add``, ``saturate``:
+    likewise. ``sums``: how floats are added."""
     (count, m, _), n = a.shape, b.shape[1]
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     where = np.arange(max(m, n) * K_BYTES // CHUNK)

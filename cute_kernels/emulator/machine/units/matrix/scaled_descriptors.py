@@ -27,18 +27,10 @@ class ScaleFields:
 
 @functools.lru_cache(maxsize=256)
 def decode_scaled(kind: str, count: int, cta_group: int, descriptor: int) -> tuple[operands.Instruction, ScaleFields]:
-    """Decodes an instruction descriptor of a kind with block scaling (PTX ISA, "Instruction descriptor").
-
-    Args:
-        kind: a key of `SCALED_KINDS`.
-        count: scales of each row.
-        cta_group: 1 or 2.
-        descriptor: 32 bits.
-
-    Raises:
-        UnsupportedPTX: sparsity, a K of 96, reserved bits, types that do not go with the kind.
-        IllegalAccess: a shape that does not exist, or a byte in which these scales cannot begin.
-    """
+    """Decodes an instruction descriptor of a kind with block scaling (PTX ISA, "Instruction descriptor"). ``kind``: a
+    key of `SCALED_KINDS`. ``count``: scales of each row. ``cta_group``: 1 or 2. ``descriptor``: 32 bits. Raises
+    UnsupportedPTX: sparsity, a K of 96, reserved bits, types that do not go with the kind; IllegalAccess: a shape that
+    does not exist, or a byte in which these scales cannot begin."""
     where = f"instruction descriptor {descriptor:#010x} of kind::{kind}"
     types, scale_types = SCALED_KINDS[kind]
     if descriptor & (0xF | 1 << 6 | 7 << 24 | 1 << 31):

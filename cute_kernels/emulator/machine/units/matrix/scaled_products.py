@@ -104,14 +104,8 @@ class Side:
 
 
 def dot_products(a: Side, b: Side, old: np.ndarray | None, d_type: str, sums: Sums) -> np.ndarray:
-    """uint32 [rows of A, rows of B]: cells of D, of FP16 in their lower halves.
-
-    Args:
-        a, b: operands.
-        old: uint32 cells that are added, or None.
-        d_type: ``"f32"`` or ``"f16"``.
-        sums: how to add.
-    """
+    """uint32 [rows of A, rows of B]: cells of D, of FP16 in their lower halves. ``a``, ``b``: operands. ``old``: uint32
+    cells that are added, or None. ``d_type``: ``"f32"`` or ``"f16"``. ``sums``: how to add."""
     shape, k = (len(a.elements.values), len(b.elements.values)), a.elements.values.shape[1]
     c, result = np.zeros(shape) if old is None else _values_of(old, d_type), np.empty(shape)
     kept = [[np.ascontiguousarray(array) for array in side.arrays()] for side in (a, b)]

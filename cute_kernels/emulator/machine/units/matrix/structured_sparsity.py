@@ -21,17 +21,9 @@ def threads_with_metadata(stored_bytes: int, unit: int) -> int:
 
 
 def places(metadata: np.ndarray, selector: int, stored_bytes: int, unit: int) -> np.ndarray:
-    """Where in K the stored units belong.
-
-    Args:
-        metadata: uint32 [count, 32] of the lanes.
-        selector: which threads of every four give it.
-        stored_bytes: of a row of A.
-        unit: bytes of a unit, 1 or 2.
-
-    Returns:
-        int64 [count, 16 rows, units], in units.
-    """
+    """Where in K the stored units belong. ``metadata``: uint32 [count, 32] of the lanes. ``selector``: which threads of
+    every four give it. ``stored_bytes``: of a row of A. ``unit``: bytes of a unit, 1 or 2. Returns int64 [count, 16
+    rows, units], in units."""
     threads = threads_with_metadata(stored_bytes, unit)
     words = metadata.reshape(-1, 8, 4)[:, :, selector * threads : (selector + 1) * threads]
     count = len(words)
@@ -46,14 +38,9 @@ def places(metadata: np.ndarray, selector: int, stored_bytes: int, unit: int) ->
 
 
 def check_places(found: np.ndarray, stored: np.ndarray, *, ordered: bool, tf32: bool) -> None:
-    """Raises IllegalAccess where metadata means nothing, unless both units that it places are 0.
-
-    Args:
-        found: of `places`.
-        stored: the units, [count, 16, units].
-        ordered: of mma.sp::ordered_metadata: the first place has to be below the second.
-        tf32: units are halves of elements.
-    """
+    """Raises IllegalAccess where metadata means nothing, unless both units that it places are 0. ``found``: of
+    `places`. ``stored``: the units, [count, 16, units]. ``ordered``: of mma.sp::ordered_metadata: the first place has
+    to be below the second. ``tf32``: units are halves of elements."""
     first, second = found[..., ::2] & 3, found[..., 1::2] & 3
     wrong = first >= second if ordered else first == second
     if tf32:

@@ -82,13 +82,9 @@ class TensorCore:
         self.barriers.tables.tensor_threads = ctypes.addressof(self._threads)
 
     def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
-        """Does what the core asks for, a key of `ASKED`.
-
-        Raises:
-            UnsupportedPTX: a mode that is not implemented.
-            IllegalAccess: operands or accumulator outside their memories, not allocated or not initialised; a mask of a
-                commit is empty or names CTAs outside the cluster.
-            TensorMemoryRace: an earlier access to cells may not be over.
+        """Does what the core asks for, a key of `ASKED`. Raises UnsupportedPTX: a mode that is not implemented;
+        IllegalAccess: operands or accumulator outside their memories, not allocated or not initialised; a mask of a
+        commit is empty or names CTAs outside the cluster; TensorMemoryRace: an earlier access to cells may not be over.
         """
         name = ASKED[what]
         if name.startswith("MMA"):

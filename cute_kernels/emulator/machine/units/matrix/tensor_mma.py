@@ -24,16 +24,7 @@ _RULES = {
 
 
 class TensorMma:
-    """A tcgen05.mma of the core.
-
-    Args:
-        record: its `TensorMma`.
-        label: of the warp that issues it.
-
-    Attributes:
-        record: as given.
-        kind: as in PTX.
-    """
+    """A tcgen05.mma of the core. ``record``: its `TensorMma`; ``label``: of the warp that issues it."""
 
     def __init__(self, record: ctypes.Structure, label: str) -> None:
         self.record, self.kind = record, KIND_NAMES[record.kind]

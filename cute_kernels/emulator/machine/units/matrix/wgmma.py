@@ -98,13 +98,9 @@ class WgmmaUnit:
         cluster.engine.words[_WORK] = self._work
 
     def begin(self, forms: Sequence[Form], cells: int, spare: int) -> None:
-        """A kernel is about to run.
-
-        Args:
-            forms: of its wgmma.mma_async, by number.
-            cells: of a warp's state, where other instructions touch accumulators in flight, else 0.
-            spare: where results go then that no register holds any more.
-        """
+        """A kernel is about to run. ``forms``: of its wgmma.mma_async, by number. ``cells``: of a warp's state, where
+        other instructions touch accumulators in flight, else 0. ``spare``: where results go then that no register holds
+        any more."""
         cluster, header = self.cluster, self._header
         if not forms:
             return
@@ -164,13 +160,10 @@ class WgmmaUnit:
         return AsyncOp(queue, None, text, yields=True, name=form.name)
 
     def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
-        """Raises what the core finds wrong, a key of `FAULTS`, or reports it.
-
-        Raises:
-            BarrierMisuse: warps of a warpgroup, or lanes, that do not issue the same operation.
-            UnsupportedPTX: a descriptor that is none; a part of a warp that copies an accumulator in flight.
-            IllegalAccess: an operand outside of shared memory, or that was never written.
-        """
+        """Raises what the core finds wrong, a key of `FAULTS`, or reports it. Raises BarrierMisuse: warps of a
+        warpgroup, or lanes, that do not issue the same operation; UnsupportedPTX: a descriptor that is none; a part of
+        a warp that copies an accumulator in flight; IllegalAccess: an operand outside of shared memory, or that was
+        never written."""
         name = FAULTS[what]
         if name == "COPIED":
             if self.cluster.options.looks_for("registers"):
