@@ -76,50 +76,33 @@ static void step(const BulkCopy *copy, int64_t *at) {
   at[spatial + 1] += map->steps[spatial + 1];
 }
 
-// Pixels of the box that follow each other before a halo does.
-static int64_t pixels_of_group(const BulkCopy *copy) {
-  return copy->mode == MODE_W_128 ? GROUP : copy->map.rows - copy->halo;
-}
-
 int halo_is_unclear(const BulkCopy *copy) {
-  const int64_t group = pixels_of_group(copy), step_w = copy->map.steps[1];
-  int64_t at[RANKS], behind[RANKS], same[RANKS];
+  int64_t behind[RANKS], same[RANKS];
   uint64_t address = 0;
-  memcpy(at, copy->coordinates, sizeof at);
-  for (int64_t n = 0; copy->halo && n < copy->map.rows; n += group + copy->halo) {
-    for (int64_t i = 1; i < group; i++) step(copy, at);
-    memcpy(behind, at, sizeof at);
-    memcpy(same, at, sizeof at);
-    for (int64_t i = 0; i < copy->halo; i++) {
-      step(copy, behind);
-      same[1] += step_w;
-      if (!memcmp(same, behind, sizeof same)) continue;
-      if (place_of_pixel(copy, same, &address) || place_of_pixel(copy, behind, &address)) return 1;
-    }
-    step(copy, at);
+  memcpy(behind, copy->coordinates, sizeof behind);
+  for (int64_t n = 1; n < copy->map.rows - copy->halo; n++) step(copy, behind);
+  memcpy(same, behind, sizeof same);
+  for (int64_t i = 0; i < copy->halo; i++) {
+    step(copy, behind);
+    same[1] += copy->map.steps[1];
+    if (!memcmp(same, behind, sizeof same)) continue;
+    if (place_of_pixel(copy, same, &address) || place_of_pixel(copy, behind, &address)) return 1;
   }
   return 0;
 }
 
 static void pixel_rows(const BulkCopy *copy, Rows *rows) {
-  const TensorMap *map = &copy->map;
-  const int64_t group = pixels_of_group(copy), whole = group + copy->halo;
-  int64_t at[RANKS], next[RANKS];
+  int64_t at[RANKS];
   uint64_t high = 0, base = rows->low;
   memcpy(at, copy->coordinates, sizeof at);
-  memcpy(next, at, sizeof at);
   rows->low = UINT64_MAX;
-  for (int64_t n = 0; n < map->rows; n++) {
+  for (int64_t n = 0; n < copy->map.rows; n++, step(copy, at)) {
     uint64_t start = base;
-    if (n % whole == 0) memcpy(at, next, sizeof at);  // a halo is loaded once more, as pixels
-    if (place_of_pixel(copy, at, &start)) {
-      rows->starts[rows->count] = (int64_t)start;
-      rows->numbers[rows->count++] = n;
-      rows->low = start < rows->low ? start : rows->low;
-      high = start > high ? start : high;
-    }
-    step(copy, at);
-    if (n % whole == group - 1) memcpy(next, at, sizeof at);
+    if (!place_of_pixel(copy, at, &start)) continue;
+    rows->starts[rows->count] = (int64_t)start;
+    rows->numbers[rows->count++] = n;
+    rows->low = start < rows->low ? start : rows->low;
+    high = start > high ? start : high;
   }
   rows->span = high - rows->low + (uint64_t)(rows->end - rows->first);
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "core.h"
 
-enum { CHUNK = 16, GROUP = 32 };  // bytes that a swizzle moves as one; pixels of 128 that a halo follows
+enum { CHUNK = 16 };  // bytes that a swizzle moves as one
 
 static inline int is_wide(const BulkCopy *copy) { return copy->mode == MODE_W || copy->mode == MODE_W_128; }
 static inline int is_of_pixels(const BulkCopy *copy) { return copy->mode == MODE_PIXELS || is_wide(copy); }

@@ -11,7 +11,7 @@
 #include "meter.h"
 
 enum { SHARED_ALIGNMENT = 128, UNIT = 128, CTA_MASK = 65535, FOUR_ROWS = 4 };  // of a box; packed elements with padding
-enum { GROUPS = 4, MOST_HALO = 512, MOST_WIDE_OFFSET = 32 };  // of 128 pixels; limits of copies along W
+enum { WIDE_PIXELS = 128, MOST_HALO = 512, MOST_HALO_128 = 32, MOST_WIDE_OFFSET = 32 };  // of copies along W
 
 static int breaks(Tables *t, const BulkCopy *copy, int rule) { return asks(t, BULK_REFUSED, copy, .bulk.rule = rule); }
 
@@ -28,9 +28,11 @@ static int broken_rule(const BulkCopy *copy) {
   if (map->rank != copy->rank) return RULE_RANK;
   if (copy->mode == MODE_FOURS && map->rows != FOUR_ROWS) return RULE_FOURS;
   if (is_wide(copy)) {
-    if (copy->halo >= (copy->mode == MODE_W ? MOST_HALO : GROUP) || copy->offsets[0] >= MOST_WIDE_OFFSET) return RULE_HALO;
+    int many = copy->halo >= (copy->mode == MODE_W ? MOST_HALO : MOST_HALO_128);
+    if (many || copy->offsets[0] >= MOST_WIDE_OFFSET) return RULE_HALO;
     if (!map->mask) return RULE_SWIZZLE;
     if (at[1] >= map->lower[0] + map->sizes[0]) return RULE_BOX;  // left of the box is legal
+    if (copy->mode == MODE_W_128 && copy->halo) return RULE_HALO_128;
     if (halo_is_unclear(copy)) return RULE_BEHIND;
   } else if (map->im2col) {
     if (store && negative) return RULE_NEGATIVE;
@@ -78,7 +80,7 @@ static int take_map(Tables *t, BulkCopy *copy) {
   }
   copy->map = *map;
   if (copy->mode == MODE_FOURS) set_rows(&copy->map, FOUR_ROWS * map->rows);
-  if (is_wide(copy)) set_rows(&copy->map, copy->mode == MODE_W ? map->rows + copy->halo : GROUPS * (GROUP + copy->halo));
+  if (is_wide(copy)) set_rows(&copy->map, copy->mode == MODE_W ? map->rows + copy->halo : WIDE_PIXELS);
   copy->nbytes = copy->map.box_bytes;
   return 0;
 }

@@ -36,7 +36,7 @@ typedef struct BulkCopy {
   // bytes are written, -1: one, or all.
   int64_t other, mask;
   int64_t coordinates[RANKS], offsets[SPATIAL];
-  int64_t halo;  // along W: how many pixels more follow, of 128 behind each 32
+  int64_t halo;  // along W: how many pixels more follow
   int64_t lane;
   TensorMap map;
   int64_t group;       // a store: which of its thread
@@ -49,8 +49,8 @@ typedef struct BulkCopy {
 // Rules that a copy breaks. Those of SOURCE_.. and so on: it is not aligned; it is beyond all memory.
 enum {
   RULE_MODE, RULE_RANK, RULE_NEGATIVE, RULE_CORNER, RULE_OFFSETS, RULE_BOX, RULE_FIRST, RULE_UNIT, RULE_SHARED,
-  RULE_LOADS_ONLY, RULE_REDUCTION, RULE_SIGNAL, RULE_MASK, RULE_FOURS, RULE_HALO, RULE_BEHIND, RULE_SWIZZLE,
-  RULE_SOURCE, RULE_SOURCE_BEYOND, RULE_TARGET, RULE_TARGET_BEYOND, RULE_SIZE
+  RULE_LOADS_ONLY, RULE_REDUCTION, RULE_SIGNAL, RULE_MASK, RULE_FOURS, RULE_HALO, RULE_HALO_128, RULE_BEHIND,
+  RULE_SWIZZLE, RULE_SOURCE, RULE_SOURCE_BEYOND, RULE_TARGET, RULE_TARGET_BEYOND, RULE_SIZE
 };
 
 // Names of copies for reports, found from `key_slot` of the key on: numbers of texts that Python has made. The key: kind

@@ -265,6 +265,11 @@ def _refused(rule: str, copy: ctypes.Structure, ctas: int) -> EmulatorError:
             f"im2col copy at coordinates {coords}: a store through a map with the lower corner "
             f"{tensor_map.lower_corner}"
         )
+    if rule == "HALO_128":
+        return UnsupportedPTX(
+            f".im2col::w::128 with wHalo {copy.halo}: after each 32 pixels, says the PTX ISA, but not whether the halo "
+            "lies there in shared memory, too, or behind all 128 (as in a simulator that was compared with a B200)"
+        )
     if rule == "BEHIND":
         return UnsupportedPTX(
             f"im2col copy along W at coordinates {coords} with wHalo {copy.halo}: a halo goes beyond the last position "

@@ -22,6 +22,7 @@ from tests.emulator.machine.units.copies.test_im2col import load_text, map_of
 from tests.emulator.ptx_launch import launch
 
 LEFT_OPEN = "leaves open which pixels follow"
+WHERE_128 = "but not whether the halo lies there in shared memory, too, or behind all 128"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Copy:
     @property
     def rows(self) -> int:
         """Pixels in shared memory."""
-        return 4 * (32 + self.halo) if self.pixels is None else self.pixels + self.halo
+        return (self.pixels or 128) + self.halo
 
     def array(self) -> np.ndarray:
         """Noise uint16 of the shape, 96 channels."""
@@ -64,12 +65,9 @@ class Copy:
         while len(walk) < 128 + 512 + 1024:
             image += 1
             walk += [(image, x) for x in range(self.lower, end, self.step)]
-        found, size = [], 32 if self.pixels is None else self.pixels
-        for first in range(0, 128 if self.pixels is None else self.pixels, size):
-            found += walk[first : first + size]
-            last, x = found[-1]
-            ahead = [(last, x + (i + 1) * self.step) for i in range(self.halo)]
-            found += ahead if straight else walk[first + size : first + size + self.halo]
+        found, (last, x) = walk[: self.rows], walk[self.rows - self.halo - 1]
+        if straight:
+            found[self.rows - self.halo :] = [(last, x + (i + 1) * self.step) for i in range(self.halo)]
         places = [(n, *others[::-1], x + self.offset) for n, x in found]
         inside = [all(0 <= p < extent for p, extent in zip(place, self.shape, strict=True)) for place in places]
         return [place if ok else None for place, ok in zip(places, inside, strict=True)]
@@ -110,8 +108,8 @@ COPIES = {
     "w, 5d": Copy((3, 2, 4, 7), -1, -1, 3, (-1, 2, 1, 1), halo=1, offset=2, pixels=10, first_channel=64),
     "w behind the last image": Copy((2, 8), 0, 0, 1, (1, 1), pixels=12),
     "128": Copy((20, 9), 0, 0, 1, (7, 3)),
-    "128 with a halo": Copy((3, 4, 96), 0, 0, 1, (7, 2, 0), halo=5, offset=3, swizzle="128B", first_channel=32),
-    "128 with a step": Copy((3, 70), -3, 3, 2, (1, 1), halo=2, swizzle="32B"),
+    "128 behind others": Copy((3, 4, 96), 0, 0, 1, (7, 2, 0), offset=3, swizzle="128B", first_channel=32),
+    "128 with a step": Copy((3, 70), -3, 3, 2, (1, 1), swizzle="32B"),
 }  # fmt: skip
 
 
@@ -125,7 +123,7 @@ def test_load_instruction(name: str) -> None:
 
 
 def test_multicast() -> None:
-    copy = COPIES["128 with a halo"]
+    copy = COPIES["128 behind others"]
     array = copy.array()
     out = aligned(np.zeros((2, copy.rows, SWIZZLES[copy.swizzle].span // 2), np.uint16))
     text = copy.text(multicast=True)
@@ -161,8 +159,8 @@ def test_load_moves_the_listed_pixels_or_says_that_they_are_not_known(case: Copy
     copy = machine.tensor_copy(bulk.LOAD, encode(case.tensor_map(array)), (0, *case.coords), DATA)
     copy.signal, copy.mask, copy.halo, copy.offsets[0] = BARRIER, -1, case.halo, case.offset
     copy.mode = CONSTANTS["MODE_W_128" if case.pixels is None else "MODE_W"]
-    if case.positions() != case.positions(straight=True):
-        with pytest.raises(UnsupportedPTX, match=LEFT_OPEN):
+    if case.halo and case.pixels is None or case.positions() != case.positions(straight=True):
+        with pytest.raises(UnsupportedPTX, match=WHERE_128 if case.pixels is None else LEFT_OPEN):
             machine.issue(copy)
         return
     machine.issue(copy)
@@ -195,6 +193,7 @@ LOAD = Copy((3, 4, 40), -1, -2, 1, (2, 1, 0), halo=2, offset=1, pixels=16)
 REFUSED = {
     "halo": ({"halo": 512}, IllegalAccess, "wHalo 512 and wOffset 1; legal are 0 to 511, and 0 to 31"),
     "halo of 128": ({"halo": 32, "pixels": None}, IllegalAccess, "wHalo 32 and wOffset 1; legal are 0 to 31, and"),
+    "any halo of 128": ({"halo": 1, "pixels": None}, UnsupportedPTX, "::128 with wHalo 1: .*" + WHERE_128),
     "offset": ({"offset": 32}, IllegalAccess, "wHalo 2 and wOffset 32; legal"),
     "right": ({"coords": (38, 1, 0)}, IllegalAccess, "W = 38 is outside of the bounding box, -1 to 37"),
     "behind": ({"coords": (22, 1, 0)}, UnsupportedPTX, LEFT_OPEN),
