@@ -67,11 +67,6 @@ def _carries_tangents() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0
 
 
-def is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
-    """Whether nothing but this package would look at the tensor: no subclass, no gradient."""
-    return type(tensor) in PLAIN_TENSORS and not (gradients and tensor.requires_grad)
-
-
 def random_values(
     *shape: int, dtype: torch.dtype, device: str = "cpu", generator: torch.Generator | None = None
 ) -> torch.Tensor:
@@ -257,10 +252,13 @@ class Operation(ABC, Generic[A]):
         if direct:
             gradients = _is_grad_enabled()
             tensors = [value for value in values if isinstance(value, torch.Tensor)]
-            if tensors[0].is_cuda and all(is_plain(tensor, gradients) for tensor in tensors):
-                # The sign of a negated view is not in its memory; the dispatcher would make what it stands for.
-                values = tuple(v.resolve_neg() if isinstance(v, torch.Tensor) else v for v in values)
-                return self.execute(self.arguments(*values))
+            if tensors[0].is_cuda and all(type(tensor) in PLAIN_TENSORS for tensor in tensors):
+                if not (gradients and any(tensor.requires_grad for tensor in tensors)):
+                    # The sign of a negated view is not in its memory; the dispatcher would make what it stands for.
+                    values = tuple(v.resolve_neg() if isinstance(v, torch.Tensor) else v for v in values)
+                    return self.execute(self.arguments(*values))
+                if not any(tensor.is_neg() for tensor in tensors):
+                    return super(torch.autograd.Function, _Differentiable).apply(self, None, *flat)
         return getattr(torch.ops.cute_kernels, self.name)(*flat)
 
     def check(self, a: A) -> None:
@@ -296,8 +294,12 @@ class Operation(ABC, Generic[A]):
         """
         facts = call_facts([getattr(a, name) for name in self.table.rows]) if DERIVED.keeps_nothing else None
         plan = self.repeated.plans.get(facts)
-        if plan is None:
-            self.check(a)
+        if plan is not None:
+            self.check_values(a)
+            prepared = self.prepare(a, plan)
+            launch("kernel", plan, prepared.operands)
+            return prepared.result()
+        self.check(a)
         self.check_values(a)
         first = next(iter(self.table.tensors_of(a)))[2]
         executor = choose_backend(first.device, a.backend)
@@ -310,7 +312,7 @@ class Operation(ABC, Generic[A]):
                 # A call that no kernel could run must not pass where it is tried without one.
                 make_plan(self.problem(a), a.config)
             return self.reference(a)
-        prepared = self.prepare(a, plan or self.plan(a))
+        prepared = self.prepare(a, self.plan(a))
         launch(executor, prepared.plan, prepared.operands)
         out = prepared.result()
         if executor == "kernel" and facts is not None:
@@ -324,12 +326,12 @@ class Operation(ABC, Generic[A]):
     def _run(self, *flat: Any) -> torch.Tensor:
         values = self.table.decode(flat)
         training = in_autograd_function()
-        if values[self._backend] == "auto" and not (training and DERIVED.compares_on_gpu):
+        if values[self._backend] == "auto" and not training:
             out = self.repeated.run(values, False)  # gradients are the dispatcher's matter here
             if out is not None:
                 return out
         # A weight that trains is another tensor in every step: remembering it takes longer than the call, and comparing
-        # it would make the host wait.
+        # it, where its like is remembered, would make the host wait.
         with DERIVED.keep_nothing() if training else contextlib.nullcontext():
             return self.execute(self.arguments(*values))
 
@@ -357,8 +359,11 @@ class Operation(ABC, Generic[A]):
         with inside():
             return super(torch.autograd.Function, _Differentiable).apply(self, keyset, *flat)
 
-    def _below_autograd(self, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
+    def _below_autograd(self, keyset: torch._C.DispatchKeySet | None, *flat: Any) -> torch.Tensor:
+        """Computes; ``keyset``: None where the dispatcher may be left out."""
         with torch._C._AutoDispatchBelowAutograd():
+            if keyset is None:
+                return self._run(*flat)
             operator = getattr(torch.ops.cute_kernels, self.name).default
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *flat)
 
@@ -367,10 +372,11 @@ class _Differentiable(torch.autograd.Function):
     """A call whose derivatives are `Operation.gradients`."""
 
     @staticmethod
-    def forward(ctx: Any, operation: Operation, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
+    def forward(ctx: Any, operation: Operation, keyset: torch._C.DispatchKeySet | None, *flat: Any) -> torch.Tensor:
         given = dict(zip(operation.table.tensor_names, flat))
         wanted = [name for name, value in given.items() if value is not None and value.requires_grad]
-        kept = [name for name in given if any(name in operation.reads(each, flat) for each in wanted)]
+        read = {name for each in wanted for name in operation.reads(each, flat)}
+        kept = [name for name in given if name in read]
         ctx.save_for_backward(*(given[name] for name in kept))
         ctx.operation, ctx.kept, ctx.others = operation, kept, flat[len(given) :]
         ctx.facts = {name: Fact(value.shape, value.dtype) for name, value in given.items() if value is not None}

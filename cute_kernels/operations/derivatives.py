@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -9,8 +10,7 @@ _QUICK = 1.702
 """Factor of the sigmoid's argument in ``quick_gelu``."""
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """Shape and element type of a tensor of a call."""
 
     shape: torch.Size

@@ -308,10 +308,10 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
 
     def gradients(self, a: PatchEmbedImagesArguments, grad: torch.Tensor, facts) -> dict[str, torch.Tensor]:
         rows, dtype, found = grad.flatten(0, -2), facts["weight"].dtype, {}
+        sums = grad.sum(0, dtype=torch.float32) if "pos_embed" in facts.wanted else rows
+        found["pos_embed"] = sums
         for name in {"bias", "weight_offset"} & facts.wanted:
-            found[name] = rows.sum(0, dtype=torch.float32)
-        if "pos_embed" in facts.wanted:
-            found["pos_embed"] = grad.sum(0, dtype=torch.float32)
+            found[name] = sums.sum(0, dtype=torch.float32)
         if "images" in facts.wanted:
             found["images"] = image_gradient(rows.to(dtype) @ a.weight, facts["images"].shape, a.patch)
         if "weight" in facts.wanted:

@@ -67,7 +67,9 @@ def build_table(
     given = bias[None] if pos_embed is None else pos_embed
     rows, n = given.shape
     height = shape[0] * (LANES if layout == "interleaved" else 1)
-    padded = torch.zeros(height, math.prod(shape) // height, dtype=dtype, device=given.device)
+    extents = (height, math.prod(shape) // height)
+    make = torch.empty if extents == (rows, n) else torch.zeros
+    padded = make(extents, dtype=dtype, device=given.device)
     _summed(bias, pos_embed, padded[:rows, :n])
     if nan_row:
         padded[rows] = float("nan")

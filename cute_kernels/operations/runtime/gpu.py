@@ -38,14 +38,16 @@ class BoundLaunch:
         self._function = artifact.function  # owns the machine code
         self._function.load()
         self._given = {operand.name for operand in plan.operands if operand.given} | {"stream"}
-        self._frames = Frames(plan)
-        self._launch = self._frames.launcher((), self._function.call, self._fail)
+        self._by_names: dict[tuple[str, ...], Callable[[Sequence[float | int | None]], None]] = {}
 
     def __call__(self, *, stream: int, **given: float | int | None) -> None:
         """Enqueues the kernel on a stream of the current device, a CUstream handle; ``given`` is as of
         `host_arguments`. Raises RuntimeError: the CUDA runtime refused the launch."""
-        self._frames.write(**{name: value for name, value in given.items() if name in self._given}, stream=stream)
-        self._launch(())
+        names = (*given, "stream")
+        launch = self._by_names.get(names)
+        if launch is None:
+            launch = self._by_names[names] = self.with_constants(names)
+        launch((*given.values(), stream))
 
     def with_constants(
         self, parameters: Sequence[str], **constants: float | int | None

@@ -170,11 +170,15 @@ class KeptPlans(dict):
 
 def call_facts(values: Sequence[Any]) -> tuple | None:
     """Facts of arguments from which alone they are checked and planned, their numbers aside; None of no strided one."""
-    if any(isinstance(v, torch.Tensor) and (v.is_nested or v.layout is not torch.strided) for v in values):
-        return None
-    place = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    facts = ((_facts(v), v.data_ptr() % _ALIGNED) if isinstance(v, torch.Tensor) else (type(v), v) for v in values)
-    return (place, *facts)
+    facts: list[Any] = [torch.cuda.current_device() if torch.cuda.is_initialized() else None]
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            facts += type(value), value
+        elif value.is_nested or value.layout is not torch.strided:
+            return None
+        else:
+            facts += _facts(value), value.data_ptr() % _ALIGNED
+    return tuple(facts)
 
 
 class RepeatedCalls:
