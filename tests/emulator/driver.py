@@ -6,7 +6,7 @@ import ctypes
 import re
 import time
 
-from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.programs.recorded import Relocation
 from tests.emulator.hardware import ALIGNMENT, Launch, Rejected, for_sm90
 
 _JIT_ERROR_LOG, _JIT_ERROR_LOG_BYTES = 5, 6  # CUjit_option

@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # does wrong depends on the first byte of the last buffer: 1 = flips a bit, 2 = dies, 3 = rejects the text.
 STAND_IN = """
 import os
-from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.programs.recorded import Relocation
 from tests.emulator.hardware import Launch, Rejected, serve
 import numpy as np
 from cute_kernels.emulator import GlobalMemory, run

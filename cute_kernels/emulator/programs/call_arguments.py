@@ -41,12 +41,8 @@ class _Call:
 def converting_calls(note: Callable[[dict[str, int]], None]) -> Iterator[None]:
     """Functions that are compiled inside for TVM-FFI or for fake tensors can be called inside as TVM-FFI calls them.
 
-    Such a call raises TypeError for a wrong number or kind of arguments, ValueError for a value that does not fit, or
-    a tensor that is not on the device.
-
-    Args:
-        note: as of `adapting_calls`.
-    """
+    Such a call raises TypeError for a wrong number or kind of arguments, ValueError for a value that does not fit, or a
+    tensor that is not on the device. ``note``: as of `adapting_calls`."""
     with adapting_calls(_remember, _convert, note):
         yield
 

@@ -40,8 +40,7 @@ from cute_kernels.emulator.programs import host, ptx_files
 from cute_kernels.emulator.programs.cuda_graphs import NO_POOL, Graph
 from cute_kernels.emulator.programs.device.answers import driver_answers, hardware_info
 from cute_kernels.emulator.programs.kept_launches import KeptLaunches
-from cute_kernels.emulator.programs.recorded import Recorder
-from cute_kernels.emulator.programs.stream_order import StreamOrder
+from cute_kernels.emulator.programs.recorded import Recorder, StreamOrder
 from cute_kernels.emulator.programs.streams import Streams, answers
 from cute_kernels.emulator.programs.threads import ProgramThreads
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
@@ -264,14 +263,13 @@ class Session:
         if trace is not None:
             self.traces.append(Path(trace))
         if self._kept is not None:
-            self._kept.started(number, launch)
+            self._kept.write(number, launch, outcome="started")
         if self._recorder is not None:
             self._recorder.take(
                 launch,
                 regions.items(),
                 overlaps=overlaps,
-                roles=options.roles,
-                barriers=options.barriers,
+                options=options,
                 variables=memory.modules.get(launch.ptx),
                 names=names,
                 shapes=self.device.shape,
@@ -303,7 +301,7 @@ class Session:
         if self._order is not None:
             self._order.launched(regions.items(), launch.stream)
         if self._kept is not None:
-            self._kept.complete(number, launch)
+            self._kept.write(number, launch, outcome="complete")
         done = EmulatedLaunch(launch, report, number)
         self.launches.append(done)
         if self._report is not None:
@@ -334,7 +332,7 @@ class Session:
         error.attach(launch.ptx, launch, number)
         self.failures.append(error)
         if self._kept is not None:
-            self._kept.failed(number, launch, error)
+            self._kept.write(number, launch, outcome=type(error).__name__, error=str(error))
 
     def _next_number(self) -> int:
         return len(self.launches) + len(self.failures) + 1
@@ -407,12 +405,9 @@ class Session:
 
 
 def _uncompiled(model: object = None, *_: object, backend: object = "inductor", **options: object) -> object:
-    """`torch.compile` of its own back ends: the function as it is, since what inductor generates is for a GPU.
-
-    Raises:
-        UnsupportedOperation: a back end that is a function of the program, which would be given a graph.
-        torch._dynamo.exc.InvalidBackend: a name that torch does not know.
-    """
+    """`torch.compile` of its own back ends: the function as it is, since what inductor generates is for a GPU. Raises
+    UnsupportedOperation: a back end that is a function of the program, which would be given a graph;
+    torch._dynamo.exc.InvalidBackend: a name that torch does not know."""
     if not isinstance(backend, str) and not getattr(backend, "__module__", "").startswith("torch."):
         raise UnsupportedOperation(
             f"torch.compile with backend {backend!r}: in the emulator functions run as they are, which torch's own "

@@ -24,11 +24,6 @@ def dynamic_widths(tensor: cutlass.cute.Tensor) -> tuple[tuple[int, ...], tuple[
     return extents, strides
 
 
-def assumed_alignment(tensor: cutlass.cute.Tensor) -> int:
-    """Bytes that the address of a tensor parameter is a multiple of."""
-    return tensor._assumed_align or 1
-
-
 def is_on_device(tensor: cutlass.cute.Tensor) -> bool:
     """Whether a fake tensor stands for one in the memory of a device."""
     return tensor.memspace != cutlass.cute.AddressSpace.generic
@@ -67,12 +62,9 @@ def is_number(value: object) -> bool:
 
 
 def scalar(example: object, value: object) -> object:
-    """A number as what a function was compiled with: a scalar, a symbolic integer or a pointer.
-
-    Raises:
-        TypeError: a fraction where an integer is expected.
-        ValueError: no multiple of what a symbolic integer promises, or more than the bits of an integer hold.
-    """
+    """A number as what a function was compiled with: a scalar, a symbolic integer or a pointer. Raises TypeError: a
+    fraction where an integer is expected; ValueError: no multiple of what a symbolic integer promises, or more than the
+    bits of an integer hold."""
     plain = value.value if isinstance(value, cutlass.Numeric) else value
     if is_symbol(example):
         if plain % example.divisibility:

@@ -38,19 +38,8 @@ class KeptLaunches:
                 path.unlink()
         self._files: dict[str, str] = {}  # by PTX
 
-    def started(self, number: int, launch: CapturedLaunch) -> None:
-        """Writes the PTX, if it is new, and the facts."""
-        self._write(number, launch, {"outcome": "started"})
-
-    def complete(self, number: int, launch: CapturedLaunch) -> None:
-        """Notes that the launch is over."""
-        self._write(number, launch, {"outcome": "complete"})
-
-    def failed(self, number: int, launch: CapturedLaunch, error: EmulatorError) -> None:
-        """Notes what was wrong with it."""
-        self._write(number, launch, {"outcome": type(error).__name__, "error": str(error)})
-
-    def _write(self, number: int, launch: CapturedLaunch, outcome: dict[str, str]) -> None:
+    def write(self, number: int, launch: CapturedLaunch, **outcome: str) -> None:
+        """Writes the PTX, if it is new, and the facts with the outcome."""
         if launch.ptx not in self._files:
             kernel = re.sub(r"[^\w.-]", "_", launch.kernel_name)[:_LONGEST_NAME]
             self._files[launch.ptx] = name = f"launch-{number}-{kernel}.ptx"

@@ -42,13 +42,9 @@ class DescriptionError(ValueError):
 def read(path: str | Path, arch: str) -> str:
     """PTX text of a .ptx file, or what the first nvcc of the PATH makes of a .cu file.
 
-    nvcc itself adds the options in the environment variable NVCC_APPEND_FLAGS.
-
-    Raises:
-        ValueError: another suffix; a .cu file where nvcc is not installed, which it does not compile, or whose name
-            nvcc would have a shell execute.
-        OSError: the file cannot be read.
-    """
+    nvcc itself adds the options in the environment variable NVCC_APPEND_FLAGS. Raises ValueError: another suffix; a .cu
+    file where nvcc is not installed, which it does not compile, or whose name nvcc would have a shell execute; OSError:
+    the file cannot be read."""
     path = Path(path)
     if path.suffix == ".ptx":
         return path.read_text(errors="replace")
@@ -82,18 +78,11 @@ def arch_of(path: str | Path) -> str:
 
 
 def captured(ptx: str, description: Mapping[str, object]) -> CapturedLaunch:
-    """The launch of a kernel of a PTX text.
-
-    Args:
-        ptx: text.
-        description: ``kernel`` (may be left out where there is one), ``grid`` and ``block``, ``cluster``,
-            ``dynamic_smem`` (bytes) and ``cooperative``, and ``arguments``: as `cute_kernels.emulator.run` takes them,
-            and tensors on "cuda".
-
-    Raises:
-        TypeError, ValueError: a key that is not known, grid or block left out, arguments that do not fit the kernel.
-        UnsupportedPTX: the text cannot be parsed, or has no such kernel.
-    """
+    """The launch of a kernel of a PTX text. ``ptx``: text; ``description``: ``kernel`` (may be left out where there is
+    one), ``grid`` and ``block``, ``cluster``, ``dynamic_smem`` (bytes) and ``cooperative``, and ``arguments``: as
+    `cute_kernels.emulator.run` takes them, and tensors on "cuda". Raises TypeError, ValueError: a key that is not
+    known, grid or block left out, arguments that do not fit the kernel; UnsupportedPTX: the text cannot be parsed, or
+    has no such kernel."""
     if not isinstance(description, Mapping):
         raise TypeError(f"a launch is described by a {type(description).__name__}: must be a dict")
     if unknown := sorted(set(description) - _KEYS):
@@ -122,12 +111,8 @@ def captured(ptx: str, description: Mapping[str, object]) -> CapturedLaunch:
 def program(
     script: str, arguments: Sequence[str], arch: str, launch: Callable[[CapturedLaunch], object]
 ) -> Callable[[], None]:
-    """The program that a PTX or CUDA file is, with what it launches.
-
-    Raises:
-        ValueError: no description, or one that cannot be used; see `read`.
-        OSError: a file cannot be read.
-    """
+    """The program that a PTX or CUDA file is, with what it launches. Raises ValueError: no description, or one that
+    cannot be used; see `read`; OSError: a file cannot be read."""
     if len(arguments) != 1:
         options = [each for each in arguments if each.startswith("--")]
         before = f"; {' '.join(options)} has to stand before {script}" if options else ""
@@ -192,11 +177,8 @@ def _argument(given: object, arrays: Mapping[str, object]) -> object:
 
 
 def _array(name: str, facts: Mapping[str, object]) -> object:
-    """A tensor on "cuda": of zeros, of a number, of given numbers, of 0, 1, 2, .. or of random numbers.
-
-    Raises:
-        ValueError: a key or value that cannot be used; MemoryError: there is not so much memory.
-    """
+    """A tensor on "cuda": of zeros, of a number, of given numbers, of 0, 1, 2, .. or of random numbers. Raises
+    ValueError: a key or value that cannot be used; MemoryError: there is not so much memory."""
     import torch
 
     if unknown := sorted(set(facts) - _ARRAY_KEYS):

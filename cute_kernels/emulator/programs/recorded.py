@@ -23,23 +23,92 @@ from cute_kernels.emulator.machine.launch.overlap import lets_overlap, run_overl
 from cute_kernels.emulator.machine.launch.run import Report
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.programs.guarded_memory import guarded
 from cute_kernels.emulator.programs.host import execute
-from cute_kernels.emulator.programs.relocation import Relocation
 from cute_kernels.emulator.races.certificate import Certificate
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
 _SMALLEST_ADDRESS = 1 << 32  # of what is taken for an address in device memory
+GUARD = 256 << 10  # bytes on each side of memory: 256 rows beyond the end of a matrix with 1 KiB per row
+
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+"""Functions of torch that make device memory and launch nothing."""
+
+
+def guarded(nbytes: int, alignment: int) -> np.ndarray:
+    """Host memory that stands for device memory: zeros, uint8 [nbytes] at a multiple of ``alignment`` bytes.
+
+    Nothing else is within `GUARD` bytes of it: an access is legal where some allocation is, and one beyond it must not
+    be a legal access of the next. Pages of a guard are never touched, and take address space alone. What memory held
+    before would make two runs of a program differ that reads what it never wrote.
+    """
+    raw = np.zeros(GUARD + alignment + nbytes + GUARD, np.uint8)
+    skip = GUARD + -(raw.ctypes.data + GUARD) % alignment
+    return raw[skip : skip + nbytes]
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """Ranges and where they lie elsewhere: (address here, address there, bytes)."""
+
+    ranges: tuple[tuple[int, int, int], ...]
+
+    def words(self, data: bytes, *, back: bool = False) -> bytes:
+        """``data`` with every aligned 64-bit word that is an address inside (or at the end of) a range moved.
+
+        For parameters, tensor maps (whose first word is an address) and, ``back``, whatever a kernel leaves. Not for
+        other data from ranges below 2^32 (host arrays can lie there, in the heap of an executable that is not
+        position-independent), where a 32-bit operand in a 64-bit slot looks like an address. Device memory lies above.
+        """
+        size = len(data) // 8 * 8
+        words = np.frombuffer(data[:size], np.uint64).copy()
+        moved = words.copy()
+        for host, device, nbytes in self.ranges:
+            source, target = (device, host) if back else (host, device)
+            inside = (words >= np.uint64(source)) & (words <= np.uint64(source + nbytes))
+            moved[inside] = words[inside] - np.uint64(source) + np.uint64(target)
+        return moved.tobytes() + data[size:]
+
+
+class StreamOrder:
+    """Whether a program's launch comes directly behind the one before it, so that the two may overlap.
+
+    Programmatic stream serialisation orders a launch against the kernel right before it in its stream. Where the
+    program fills or copies device memory in between, that work is what it may overlap, and everything before is over.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[int, int], bytes] | None = None
+        self._other_work = False
+        self._stream = 0
+
+    def made(self, function: str) -> None:
+        """A function of torch has made device memory."""
+        self._other_work |= function not in _ALLOCATIONS
+
+    def launched(self, regions: Iterable[tuple[int, int]], stream: int = 0) -> None:
+        """A launch is over; (address, bytes) of all device memory, and the handle of its stream."""
+        self._left, self._other_work, self._stream = _digests(regions), False, stream
+
+    def directly_follows(self, regions: Iterable[tuple[int, int]], stream: int = 0) -> bool:
+        """Whether a launch now would follow the last one in its stream with no other work on the device in between."""
+        if self._left is None or self._other_work or stream != self._stream:
+            return False
+        return all(self._left.get(region, digest) == digest for region, digest in _digests(regions).items())
+
+
+def _digests(regions: Iterable[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+    memory = GlobalMemory()
+    found = {}
+    for address, nbytes in regions:
+        memory.register(address, nbytes)
+        found[address, nbytes] = hashlib.blake2b(memory.view(address, nbytes), digest_size=16).digest()
+    return found
 
 
 @dataclass(frozen=True)
 class MemoryImage:
-    """Device memory: the address of its first byte, and its bytes as uint8 ``[n]``.
-
-    Attributes:
-        name: of the parameter that it is, or "".
-        shape: of the tensor, row by row, and bytes of an element; () and 0 where that is not known.
-    """
+    """Device memory: the address of its first byte, and its bytes as uint8 ``[n]``. ``name``: of the parameter that it
+    is, or ""; ``shape``: of the tensor, row by row, and bytes of an element; () and 0 where that is not known."""
 
     address: int
     content: np.ndarray
@@ -118,12 +187,8 @@ class RecordedLaunch:
 
 
 class Recorder:
-    """Collects the launches of a program (`capture`); equal ones, as a benchmark makes them, once.
-
-    Attributes:
-        launches: those that are different, in order.
-        total: how many the program has made.
-    """
+    """Collects the launches of a program (`capture`); equal ones, as a benchmark makes them, once. ``launches``: those
+    that are different, in order; ``total``: how many the program has made."""
 
     def __init__(self) -> None:
         self.launches: list[RecordedLaunch] = []
@@ -137,8 +202,7 @@ class Recorder:
         regions: Iterable[tuple[int, int]],
         *,
         overlaps: bool,
-        roles: tuple[str, ...] = (),
-        barriers: tuple[tuple[int, str], ...] = (),
+        options: Options | None = None,
         variables: Mapping[str, np.ndarray] | None = None,
         names: Mapping[int, str] | None = None,
         shapes: Callable[[int], tuple[tuple[int, ...], int]] = lambda address: ((), 0),
@@ -150,7 +214,7 @@ class Recorder:
             regions: (address, bytes) of all device memory, in the order in which the program allocated it.
             overlaps: whether it may begin before the launch before it is over. Where memory of that launch was freed
                 and is part of something else now, it is recorded as if it may not.
-            roles, barriers: names of warps and mbarriers.
+            options: with names of warps and mbarriers.
             variables: of the module, with their values.
             names: of regions that have one, by address.
             shapes: of a region, by address, as of `MemoryImage`.
@@ -169,7 +233,8 @@ class Recorder:
         if overlaps and self._last is not None and _disjoint(image.span for image in (*before.values(), *images)):
             previous = dataclasses.replace(self._last, previous=None)
         held = tuple((name, cells.copy()) for name, cells in (variables or {}).items())
-        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles, held, barriers=barriers)
+        named = {"roles": options.roles, "barriers": options.barriers} if options is not None else {}
+        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, variables=held, **named)
         digest = self._last.digest()
         if digest not in self._known:
             self._known.add(digest)
@@ -192,11 +257,7 @@ class Outcome:
 
 
 class Replay:
-    """A recorded launch with memory of this process.
-
-    Args:
-        recorded: the launch.
-    """
+    """A recorded launch with memory of this process. ``recorded``: the launch."""
 
     def __init__(self, recorded: RecordedLaunch) -> None:
         self.recorded = recorded
@@ -281,10 +342,9 @@ class Replay:
 
 def aligned(content: np.ndarray) -> np.ndarray:
     """A copy that begins where any variable may."""
-    store = np.zeros(len(content) + _ALIGNMENT, np.uint8)
-    start = -store.ctypes.data % _ALIGNMENT
-    store[start : start + len(content)] = content
-    return store[start : start + len(content)]
+    store = guarded(len(content), _ALIGNMENT)
+    store[:] = content
+    return store
 
 
 def _disjoint(spans: Iterable[tuple[int, int]]) -> bool:

@@ -3,7 +3,7 @@
 Launches run one after the other as they are made. On a GPU those of two streams may run at the same time unless an
 event, a wait of one stream for another or of the host, or the rules of the default stream order them. Each stream has a
 vector clock of the launches that are over when its next one begins; those that the host has waited for are forgotten.
-Streams that are captured into a CUDA graph run nothing, and have clocks of their own (`stream_captures`).
+Streams that are captured into a CUDA graph run nothing, and have clocks of their own (`cuda_graphs`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from types import ModuleType
 from cute_kernels.common import forks
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import GlobalMemoryRace
-from cute_kernels.emulator.programs.stream_captures import Capture, Captured, Captures, Clock, joined
+from cute_kernels.emulator.programs.cuda_graphs import DEFAULT, Capture, Captured, Captures, Clock, joined
 from cute_kernels.emulator.races.launch_accesses import WRITES, Meeting, Span, racing
 
-DEFAULT = 0
-"""Handle of the default stream, which waits for all streams that are not made with cudaStreamNonBlocking."""
 _LEGACY = 1  # cudaStreamLegacy: another name of it
 _CUDA = 1  # c10::DeviceType
 _FIRST_HANDLE, _FIRST_EVENT = 0x5EED_0000, 0x5EED_8000_0000
 _KEPT = 64  # launches of a stream whose accesses are kept
-
 
 Point = Clock | Captured
 """The work that an event waits for."""
@@ -66,33 +63,16 @@ class Done:
         return f"launch {self.number} ({self.launch.kernel_name}) in {_name(self.stream)}"
 
 
-class StreamOfThread(threading.local):
-    """The current stream of each thread; torch's, where a program has that."""
-
-    handle = DEFAULT
-
-    def get(self) -> int:
-        """The handle."""
-        return self.handle
-
-    def set(self, handle: int) -> None:
-        """Makes another stream the current one."""
-        self.handle = handle
-
-
 class Streams:
-    """The streams of a program. Threads have a current stream each.
+    """The streams of a program. Threads have a current stream each. ``call``: calls an operator of the device, which
+    knows the current one of each thread; ``captures``: of streams into CUDA graphs."""
 
-    Attributes:
-        of_thread: the current one of this thread, by ``get`` and ``set``.
-        captures: of streams into CUDA graphs.
-    """
+    call: Callable[..., int]
 
     def __init__(self) -> None:
         self._handles = itertools.count(_FIRST_HANDLE, 0x100)
         self._lock = forks.lock()
         self._local = threading.local()  # entered: handles of the streams before
-        self.of_thread = StreamOfThread()
         self._alone: set[int] = set()  # not ordered with the default stream
         self._ticks: Clock = {}
         self._clocks: dict[int, Clock] = {}
@@ -111,18 +91,17 @@ class Streams:
     @property
     def current(self) -> int:
         """The current stream of this thread, as torch has it."""
-        return self.of_thread.get()
+        return self.call("stream")
 
     def enter(self, handle: int) -> None:
         """A stream is the thread's until `leave`."""
         if not hasattr(self._local, "entered"):
             self._local.entered = []
-        self._local.entered.append(self.of_thread.get())
-        self.of_thread.set(handle)
+        self._local.entered.append(self.call("exchange_stream", handle))
 
     def leave(self) -> None:
         """The stream before is."""
-        self.of_thread.set(self._local.entered.pop())
+        self.call("exchange_stream", self._local.entered.pop())
 
     def classes(self, base: type) -> tuple[type[Stream], type[Event]]:
         """Stream and Event of the program; ``base``: torch.Stream."""
@@ -145,10 +124,7 @@ class Streams:
 
     def wait(self, stream: int, point: Point | None) -> None:
         """Puts what the stream does next behind what an event waits for; None: of an event that a launch records.
-
-        Raises:
-            RuntimeError: captures do not permit it, see `Captures.wait`.
-        """
+        Raises RuntimeError: captures do not permit it, see `Captures.wait`."""
         stream = _same(stream)
         if (self.captures or isinstance(point, Captured)) and self.captures.wait(stream, point or {}):
             return
@@ -157,10 +133,7 @@ class Streams:
 
     def host_waits(self, name: str, point: Point | None = None, stream: int | None = None) -> None:
         """Whatever is launched from now on is behind what an event waits for; None: behind a stream, or everything.
-
-        Raises:
-            RuntimeError: captures do not permit what has this ``name``.
-        """
+        Raises RuntimeError: captures do not permit what has this ``name``."""
         self.captures.check_event(point)
         if self.captures:
             self.captures.check_wait(name, () if point is not None else None if stream is None else (_same(stream),))

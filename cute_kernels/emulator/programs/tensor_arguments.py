@@ -110,7 +110,7 @@ class TensorArgument:
             raise UnsupportedOperation(f"argument {name}: a tensor of {fake.element_type}")
         if tensor.dtype != dtype and not _integers_of_a_width(tensor.dtype, dtype):
             raise ValueError(f"Mismatched Tensor {name}: has elements of {tensor.dtype}: must be {fake}, of {dtype}")
-        alignment = compile_arguments.assumed_alignment(fake)
+        alignment = fake._assumed_align or 1  # of the address, in bytes
         if tensor.data_ptr() % alignment:
             address = f"{tensor.data_ptr():#x}"
             raise ValueError(f"Misaligned Tensor data {name} = {address}: must be a multiple of {alignment} for {fake}")

@@ -13,11 +13,7 @@ from unittest import mock
 
 
 class ProgramThreads:
-    """The threads of one program.
-
-    Args:
-        inside: makes the context in which a thread runs.
-    """
+    """The threads of one program. ``inside``: makes the context in which a thread runs."""
 
     def __init__(self, inside: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
         self._inside = inside

@@ -18,7 +18,7 @@ import numpy as np
 import cute_kernels
 from cute_kernels.emulator import EmulatorError, GlobalMemory, Options, run
 from cute_kernels.emulator.errors import Hang
-from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.programs.recorded import Relocation
 from tests.emulator.fuzz.program import Program
 from tests.emulator.oracle.launches import address_of
 

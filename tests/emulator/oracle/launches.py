@@ -20,7 +20,7 @@ import numpy as np
 
 from cute_kernels.emulator import DYNAMIC_SHARED_BASE, EmulatorError, GlobalMemory, Options, run
 from cute_kernels.emulator.programs import host
-from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.programs.recorded import Relocation
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.operations.compile import host_arguments
 from cute_kernels.testing.ptx import aligned

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cute_kernels.emulator import EmulatorError, Report
-from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.programs.recorded import Relocation
 
 _LONG = 48  # characters of an instruction that words quote; the PTX line beside it says the rest
 

@@ -11,7 +11,7 @@ import pytest
 
 from cute_kernels.config import Sm80Config
 from cute_kernels.emulator import EmulatorError, Hang
-from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.programs.recorded import Relocation
 from tests.emulator.checking.mutation.targets import TARGETS, KernelTarget
 from tests.emulator.oracle import __main__ as command
 from tests.emulator.oracle import launches, records

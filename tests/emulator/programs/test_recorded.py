@@ -11,9 +11,7 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.programs.guarded_memory import guarded
-from cute_kernels.emulator.programs.recorded import Recorder, Replay, differences
-from cute_kernels.emulator.programs.stream_order import StreamOrder
+from cute_kernels.emulator.programs.recorded import Recorder, Replay, StreamOrder, differences, guarded
 from cute_kernels.testing.ptx import aligned, module
 
 # p0 is a table of pointers in device memory: the number that the first one leads to goes, plus 1, to the second.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.programs.recorded import Relocation
 
 
 def test_relocation_leaves_other_words_alone() -> None:

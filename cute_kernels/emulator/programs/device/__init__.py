@@ -5,7 +5,6 @@
 * `operators`: operators that torch has for CUDA only, in Python.
 * `answers`: facts of the chip, for cuda-python's driver and runtime and for CuTe DSL.
 * `torch_names`: what ``torch.cuda`` asks of torch's own C++.
-* `tensor_types`: ``torch.cuda.FloatTensor`` and its kin.
 * `memory_statistics`: what torch's allocator says of the device's memory.
 * `cuda_device`: the device of one program.
 """

@@ -30,12 +30,8 @@ class DeviceNotBuilt(build.CoreNotBuilt):
 def load() -> None:
     """Makes "cuda" a kind of device of torch in this process, for good.
 
-    In a build of torch for CUDA it takes the place of all GPUs.
-
-    Raises:
-        DeviceNotBuilt: it is not compiled, and cannot be; says what to install.
-        GpuInUse: a build for CUDA has begun to use a GPU.
-    """
+    In a build of torch for CUDA it takes the place of all GPUs. Raises DeviceNotBuilt: it is not compiled, and cannot
+    be; says what to install; GpuInUse: a build for CUDA has begun to use a GPU."""
     is_for_cuda = torch.version.cuda is not None
     if is_for_cuda and torch.cuda.is_initialized():
         raise GpuInUse(

@@ -56,6 +56,7 @@ class CudaDevice:
         worked: Callable[[str], None] | None = None,
     ) -> None:
         self.chip, self.streams, self.worked = chip, streams, worked
+        streams.call = self.call
         self.report: Callable[[EmulatorError], None] = raising
         self.new_byte = self.synchronising = self._before = 0
         self.most_bytes, self.in_bad_fork = chip.memory_bytes, False
@@ -150,11 +151,9 @@ class CudaDevice:
         if self.call("memory"):
             gc.collect()  # what an earlier program has forgotten
         self._before = max(self.call("memory")[2::3], default=0)  # serial number of the latest that is left
-        outer = self.streams.of_thread
-        self.streams.of_thread = _StreamOfThread()
         with contextlib.ExitStack() as stack:
             _active.append(self)
-            stack.callback(_leave, self, outer)
+            stack.callback(_leave, self)
             _enter(self)
             # As a process of its own, which seeds all devices when it seeds the host.
             self.call("default_generator").manual_seed(torch.initial_seed())
@@ -176,26 +175,15 @@ class CudaDevice:
             self.call("enter", was)
 
 
-class _StreamOfThread:
-    """The current stream of each thread, as torch's C++ has it."""
-
-    def get(self) -> int:
-        return CudaDevice.call("stream")
-
-    def set(self, handle: int) -> None:
-        CudaDevice.call("exchange_stream", handle)
-
-
 def _enter(device: CudaDevice) -> None:
     device.call("activate", device.new_byte, device.most_bytes, _LIBRARIES)
     device.call("watch", device.worked is not None)
 
 
-def _leave(device: CudaDevice, of_thread: object) -> None:
+def _leave(device: CudaDevice) -> None:
     _active.remove(device)
     device.streams.captures.abandon()
     device.call("exchange_stream", 0)
-    device.streams.of_thread = of_thread
     if _active:
         _enter(_active[-1])
     else:
@@ -204,11 +192,8 @@ def _leave(device: CudaDevice, of_thread: object) -> None:
 
 @functools.cache
 def install() -> None:
-    """Gives this process's torch the device, which is there while one is `CudaDevice.active`.
-
-    Raises:
-        building.DeviceNotBuilt: it is not compiled, and cannot be.
-    """
+    """Gives this process's torch the device, which is there while one is `CudaDevice.active`. Raises
+    building.DeviceNotBuilt: it is not compiled, and cannot be."""
     building.load()
     own = torch.library.Library("cute_device", "IMPL")
     own.impl("host_waits", lambda name, address, nbytes: _active[-1].wait(name, address, nbytes), "CPU")

@@ -7,37 +7,19 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 import torch
 
 from cute_kernels.common.chips import Chip
-from cute_kernels.emulator.programs.device import answers, memory_statistics, tensor_types
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.programs.streams import Streams
+from cute_kernels.emulator.programs.device import answers, memory_statistics
 
 DEVICE = torch.device("cuda", 0)
 _TYPE = 1  # c10::DeviceType::CUDA
 _DEFAULT = 0  # handle of the default stream
+_set_default = torch._C._set_default_tensor_type
 AnyDevice = torch.device | str | int | None
 """A device as programs name it; None: the present one."""
-
-
-class Device(Protocol):
-    """The part of `cuda_device.CudaDevice` that is used here."""
-
-    chip: Chip
-    streams: Streams
-    synchronising: int
-    in_bad_fork: bool
-    most_bytes: int
-
-    def limit(self, fraction: float) -> None:
-        """Gives no more than a part of its memory."""
-
-    def call(self, name: str, *arguments: object) -> object:
-        """Calls an operator of the device."""
 
 
 def check(device: AnyDevice) -> int:
@@ -48,8 +30,8 @@ def check(device: AnyDevice) -> int:
     return 0
 
 
-def names(device: Device) -> Iterator[tuple[object, str, object]]:
-    """Module, name and what is there while a program runs."""
+def names(device: Any) -> Iterator[tuple[object, str, object]]:
+    """Module, name and what is there while a program runs; ``device``: its `cuda_device.CudaDevice`."""
     for name, value in of_c(device).items():
         yield torch._C, name, value
     yield from _of_cuda(device)
@@ -64,7 +46,7 @@ _WITHOUT_EFFECT = (
 )  # fmt: skip
 
 
-def of_c(device: Device) -> dict[str, object]:
+def of_c(device: Any) -> dict[str, object]:
     """Functions of ``torch._C``."""
     call = device.call
 
@@ -103,7 +85,7 @@ def of_c(device: Device) -> dict[str, object]:
     }
 
 
-def _of_cuda(device: Device) -> Iterator[tuple[object, str, object]]:
+def _of_cuda(device: Any) -> Iterator[tuple[object, str, object]]:
     cuda, chip = torch.cuda, device.chip
     stream, event = device.streams.classes(torch.Stream)
     for module in (cuda, cuda.streams):
@@ -135,9 +117,9 @@ def _of_cuda(device: Device) -> Iterator[tuple[object, str, object]]:
     }
     for name, value in queries.items():
         yield cuda, name, value
-    for name, kind in tensor_types.classes():
+    for name, kind in _tensor_types():
         yield cuda, name, kind
-    yield torch._C, "_set_default_tensor_type", tensor_types.set_default
+    yield torch._C, "_set_default_tensor_type", _set_default_type
     ranges = {"rangePushA": lambda text: 0, "rangePop": lambda: 0, "markA": _nothing()}
     yield cuda.nvtx, "_nvtx", types.SimpleNamespace(**ranges, rangeStartA=lambda text: 0, rangeEnd=_nothing())
 
@@ -193,3 +175,45 @@ class Profile(torch.profiler.profile):
 
     def __init__(self, *, activities: object = None, **keywords: object) -> None:
         super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **keywords)
+
+
+class _Type(type):
+    """Metaclass: tensors of the device and of the element type are instances."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+
+
+def _tensor_types() -> Iterator[tuple[str, type]]:
+    """``torch.cuda.FloatTensor`` and its kin, of which a build of torch without CUDA makes no tensors, by name."""
+    for name, kind in list(vars(torch.cuda).items()):
+        if type(kind).__name__ == "tensortype":  # of torch's C++
+            of_host = getattr(torch, name)
+            members = {"dtype": kind.dtype, "of_host": of_host, "is_cuda": True, "is_sparse": False, "__new__": _new}
+            # torch takes a class for an element type by its name, e.g. in Tensor.type().
+            yield name, _Type(f"torch.cuda.{name}", (), members)
+
+
+def _new(cls: _Type, *arguments: object, device: torch.device | str | int = "cuda") -> torch.Tensor:
+    """A tensor: sizes make a tensor without values, a sequence one with its values, a tensor one that shares its
+    memory. Raises TypeError: a tensor of another type."""
+    first = arguments[0] if arguments else 0
+    if isinstance(first, int | torch.Size):
+        return torch.empty(*(arguments or (0,)), dtype=cls.dtype, device=device)
+    if isinstance(first, torch.Tensor):
+        if not isinstance(first, cls):
+            raise TypeError(f"expected {cls.__name__} (got {first.type()})")
+        return first.detach()
+    return cls.of_host(*arguments).to(device)
+
+
+def _set_default_type(kind: type) -> None:
+    """``torch.set_default_tensor_type``: the device and the element type of tensors for which a program names none."""
+    if isinstance(kind, _Type):
+        torch.set_default_device("cuda")
+        torch.set_default_dtype(kind.dtype)
+    else:
+        torch.set_default_device(None)
+        _set_default(kind)

@@ -9,7 +9,7 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, IllegalAccess, SharedMemoryRace
-from cute_kernels.emulator.programs.guarded_memory import guarded
+from cute_kernels.emulator.programs.recorded import guarded
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 

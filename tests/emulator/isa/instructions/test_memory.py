@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import GlobalMemoryRace, IllegalAccess, SharedMemoryRace
-from cute_kernels.emulator.programs.guarded_memory import guarded
+from cute_kernels.emulator.programs.recorded import guarded
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.definitions.memory import Memory
 from tests.emulator.ptx_launch import launch
