@@ -37,14 +37,8 @@ def register(name: str, shardings: Shardings) -> None:
     """Registers the shardings of an operator with DTensor, which is imported.
 
     It happens by itself where DTensor, before it looks for shardings, asks an operator for the type of its result.
-
-    Args:
-        name: of ``torch.ops.cute_kernels``.
-        shardings: what may be divided.
-
-    Raises:
-        RuntimeError: this build of torch has no torch.distributed.
-    """
+    ``name``: of ``torch.ops.cute_kernels``; ``shardings``: what may be divided. Raises RuntimeError: this build of
+    torch has no torch.distributed."""
     if not torch.distributed.is_available():
         raise RuntimeError("this build of torch has no torch.distributed, and so no DTensor")
     import torch.distributed.tensor as tensors

@@ -72,11 +72,8 @@ def session(
     commands: Sequence[str],
     others: Callable[[str], RecordedLaunch],
 ) -> None:
-    """Does the commands, or asks for them where there are none; ``others`` as of `Shell`.
-
-    Raises:
-        ValueError: one of the commands cannot be done.
-    """
+    """Does the commands, or asks for them where there are none; ``others`` as of `Shell`. Raises ValueError: one of the
+    commands cannot be done."""
     with Debugger(launch, chosen, **how) as debugger:
         shell = Shell(debugger, others=others)
         for each in commands:

@@ -160,16 +160,10 @@ class Debugger:
         return self._added(**fields)
 
     def watch(self, what: str, warp: str = "") -> Breakpoint:
-        """Stops behind each change of a value, with the operations that may have made it.
-
-        Args:
-            what: ``"register %r5"``, ``"tile NAME[INDEX]"``, ``"shared NAME"`` or ``"shared OFFSET COUNT"``,
-                ``"memory ADDRESS COUNT"``, ``"barrier NAME"`` (its phase).
-            warp: whose, as in `step`; where it is "" that of the warp that stops.
-
-        Raises:
-            ValueError: nothing that can be watched.
-        """
+        """Stops behind each change of a value, with the operations that may have made it. ``what``: ``"register %r5"``,
+        ``"tile NAME[INDEX]"``, ``"shared NAME"`` or ``"shared OFFSET COUNT"``, ``"memory ADDRESS COUNT"``, ``"barrier
+        NAME"`` (its phase); ``warp``: whose, as in `step`; where it is "" that of the warp that stops. Raises
+        ValueError: nothing that can be watched."""
         made = watching.watch(self, what, warp or (self._stop.warp if self._stop is not None else ""))
         return self._added(place=f"watch {what}", instructions=(), watch=made)
 
@@ -180,11 +174,7 @@ class Debugger:
         return made
 
     def delete(self, number: int) -> None:
-        """Removes a breakpoint.
-
-        Raises:
-            ValueError: there is none with this number.
-        """
+        """Removes a breakpoint. Raises ValueError: there is none with this number."""
         if number not in self.breakpoints:
             raise ValueError(f"breakpoint {number}: there are {', '.join(map(str, self.breakpoints)) or 'none'}")
         del self.breakpoints[number]
@@ -217,14 +207,8 @@ class Debugger:
 
     def step(self, warp: str = "", count: int = 1) -> Stop:
         """Goes on until one warp has executed so many instructions; others run meanwhile where it is their turn.
-
-        Args:
-            warp: as ``"CLUSTER.CTA.WARP"``, or as in `break_at` of those that run; the one that stopped last if "".
-            count: instructions.
-
-        Raises:
-            ValueError: no such warp runs.
-        """
+        ``warp``: as ``"CLUSTER.CTA.WARP"``, or as in `break_at` of those that run; the one that stopped last if "";
+        ``count``: instructions. Raises ValueError: no such warp runs."""
         if self._thread is None:
             first = self.break_at(self.kernel.instructions[0].line, warp)
             self.go()
@@ -241,15 +225,8 @@ class Debugger:
         return stop
 
     def back(self, warp: str = "", count: int = 1) -> Stop:
-        """Goes back to before the last instructions of a warp: runs the launch again up to there.
-
-        Args:
-            warp: as in `step`.
-            count: instructions.
-
-        Raises:
-            ValueError: it has not executed so many.
-        """
+        """Goes back to before the last instructions of a warp: runs the launch again up to there. ``warp``: as in
+        `step`; ``count``: instructions. Raises ValueError: it has not executed so many."""
         chosen = self.warp(warp)
         self._until = name_of(chosen), chosen.code.header.steps - count
         if self._until[1] < 0:
@@ -277,14 +254,8 @@ class Debugger:
     # --- what is to be seen ---------------------------------------------------------------------------------------
 
     def warp(self, name: str | int = "") -> Warp:
-        """A warp of a cluster that runs, or ran when there was a fault.
-
-        Args:
-            name: as in `step`; of several the first, and so where none has stopped.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """A warp of a cluster that runs, or ran when there was a fault. ``name``: as in `step`; of several the first,
+        and so where none has stopped. Raises ValueError: there is none."""
         name = str(name) or (self._stop.warp if self._stop is not None else "")
         for warp in self.warps():
             if not name or _means(name, warp):
@@ -328,29 +299,20 @@ class Debugger:
         return inspection.tile(self._tile, self.warp(warp), name, index, part)
 
     def phase(self, barrier: str, warp: str = "") -> int:
-        """Number of completed phases of an mbarrier in the warp's CTA, by its name or offset.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Number of completed phases of an mbarrier in the warp's CTA, by its name or offset. Raises ValueError: there
+        is none."""
         return inspection.phase(self.recorded.launch.ptx, self.warp(warp), barrier, self._offsets)
 
     def tensor(self, column: int = 0, columns: int = 512, warp: str = "") -> np.ndarray:
-        """Tensor memory of the warp's CTA: uint32 [columns, 128 lanes].
-
-        Raises:
-            ValueError: the kernel is not for SM100 and has none.
-        """
+        """Tensor memory of the warp's CTA: uint32 [columns, 128 lanes]. Raises ValueError: the kernel is not for SM100
+        and has none."""
         if not chip_of(self._target).tmem_columns:
             raise ValueError(f"tensor memory: a kernel for {self._target} has none")
         return self.warp(warp).cta.tmem.cells[column : column + columns].copy()
 
     def memory(self, address: int, nbytes: int) -> np.ndarray:
-        """Global memory at an address, as registers and parameters have it: uint8 [nbytes].
-
-        Raises:
-            ValueError: it is not within one array of the device.
-        """
+        """Global memory at an address, as registers and parameters have it: uint8 [nbytes]. Raises ValueError: it is
+        not within one array of the device."""
         return inspection.device_memory(self.warp(), address, nbytes)
 
     def origin(self, array: str, byte: int | np.ndarray | RecordedLaunch) -> list[str]:

@@ -16,15 +16,8 @@ from cute_kernels.emulator.reports.model import Place
 
 
 def instructions_at(instructions: Sequence[Instruction], place: str) -> tuple[int, ...]:
-    """Indices of the instructions that warps come to first of a PTX line, or of a line of the source.
-
-    Args:
-        instructions: of a kernel.
-        place: see `Debugger.break_at`.
-
-    Raises:
-        ValueError: no instruction was made of it.
-    """
+    """Indices of the instructions that warps come to first of a PTX line, or of a line of the source. ``instructions``:
+    of a kernel; ``place``: see `Debugger.break_at`. Raises ValueError: no instruction was made of it."""
     file, _, line = place.rpartition(":")
     if not line.isdecimal():
         raise ValueError(f"place = {place!r}: must be a line of the PTX or FILE:LINE")
@@ -101,11 +94,7 @@ def _value(warp: Warp, offset: int, bits: int, uniform: bool) -> int | np.ndarra
 
 
 def shared(launch: CapturedLaunch, warp: Warp, first: int | str, nbytes: int | None) -> np.ndarray:
-    """`Debugger.shared`.
-
-    Raises:
-        ValueError: no such variable, or bytes that the CTA has not got.
-    """
+    """`Debugger.shared`. Raises ValueError: no such variable, or bytes that the CTA has not got."""
     memory = warp.cta.shared.data
     if isinstance(first, str):
         known = list(arrays(launch.ptx, launch.kernel_name, launch))
@@ -125,10 +114,7 @@ _TILE = re.compile(r"([^@\[\]]+)(?:@(\d+))?(?:\[(.*)\])?")
 
 def find_tile(launch: CapturedLaunch, name: str, part: int) -> tuple[Tile, np.ndarray]:
     """The tensor with a name, and its places; of several that begin at known places the one with number ``part``.
-
-    Raises:
-        ValueError: there is none.
-    """
+    Raises ValueError: there is none."""
     known = list(tiles(launch.ptx, launch.kernel_name, launch))
     named = [each for each in known if each.name == name]
     if not named:
@@ -169,11 +155,7 @@ def tile(
 
 
 def parsed_index(text: str, axes: int) -> tuple[int | slice, ...]:
-    """``0:8, :, 1`` as an index; ``stage 1`` is that of the third axis.
-
-    Raises:
-        ValueError: no index.
-    """
+    """``0:8, :, 1`` as an index; ``stage 1`` is that of the third axis. Raises ValueError: no index."""
     index: list[int | slice] = []
     for each in (part.strip() for part in text.split(",")):
         if each.startswith("stage "):

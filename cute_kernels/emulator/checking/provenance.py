@@ -249,10 +249,7 @@ class Origin:
         self._left = replay.run(options(debugger=self._trail)).memory
 
     def lines(self, name: str, byte: int) -> list[str]:
-        """How a byte of an array of the device came about, a step per line.
-
-        Raises:
-            ValueError: no such array or byte.
+        """How a byte of an array of the device came about, a step per line. Raises ValueError: no such array or byte.
         """
         arrays = self._replay.addresses()
         if name not in arrays or not 0 <= byte < arrays[name][1]:
@@ -292,11 +289,8 @@ class Origin:
     def against(self, name: str, other: Origin) -> list[str]:
         """How the first byte of an array that another launch leaves as another value came about, in both launches.
 
-        Lines that only this launch has begin with "- ", those that only the other one has with "+ ".
-
-        Raises:
-            ValueError: no such array in both, of other sizes, or no byte differs.
-        """
+        Lines that only this launch has begin with "- ", those that only the other one has with "+ ". Raises ValueError:
+        no such array in both, of other sizes, or no byte differs."""
         left, there = (
             dict(zip((image.name for image in each._replay.recorded.memory), each._left)).get(name)
             for each in (self, other)

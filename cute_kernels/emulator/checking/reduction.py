@@ -16,12 +16,7 @@ Fails = Callable[[Schedule, Callable[[Step, str], None] | None], bool]
 
 @dataclasses.dataclass(frozen=True)
 class FewestSteps:
-    """Steps of which none can be left out.
-
-    Attributes:
-        schedule: has them.
-        lines: one per step, who does what.
-    """
+    """Steps of which none can be left out. ``schedule``: has them; ``lines``: one per step, who does what."""
 
     schedule: Schedule
     lines: tuple[str, ...]
@@ -29,11 +24,7 @@ class FewestSteps:
 
 def fewest(items: Sequence[Item], fails: Callable[[list[Item]], bool]) -> list[Item]:
     """The items that are left when none can be left out any more (delta debugging: Zeller, Hildebrandt 2002).
-
-    Args:
-        items: which fail.
-        fails: whether a part of them, in order, still does.
-    """
+    ``items``: which fail; ``fails``: whether a part of them, in order, still does."""
     kept, size = list(items), len(items)
     while size:
         position, before = len(kept), len(kept)

@@ -75,11 +75,8 @@ class MemoryLog:
 def memory_of_program(side: str, arch: str, failures: list[str]) -> list[LaunchMemory] | int:
     """Memory around the launches of a program, ``side`` of a command line, or the exit status of a kernel's fault.
 
-    A program that fails by itself is added to ``failures``; its launches before that count.
-
-    Raises:
-        ValueError: it launches nothing; OSError: there is no such program.
-    """
+    A program that fails by itself is added to ``failures``; its launches before that count. Raises ValueError: it
+    launches nothing; OSError: there is no such program."""
     script, *arguments = shlex.split(side)
     files.check_program(script)
     log, reporter = MemoryLog(), Reporter()
@@ -186,16 +183,10 @@ def first_difference(
 ) -> Difference | None:
     """Where two runs differ first, in what their launches write.
 
-    Runs of as many launches are compared launch by launch, others by what their last ones leave.
-
-    Args:
-        a, b: each at least one launch.
-        prefix: arrays of different sizes are compared as far as the smaller one goes: a batch of which the other one
-            has the first rows.
-
-    Raises:
-        ValueError: another number of arrays, or arrays of other sizes without ``prefix``.
-    """
+    Runs of as many launches are compared launch by launch, others by what their last ones leave. ``a``, ``b``: each at
+    least one launch; ``prefix``: arrays of different sizes are compared as far as the smaller one goes: a batch of
+    which the other one has the first rows. Raises ValueError: another number of arrays, or arrays of other sizes
+    without ``prefix``."""
     pairs = list(zip(range(len(a)), range(len(b)))) if len(a) == len(b) else [(len(a) - 1, len(b) - 1)]
     written: dict[int, np.ndarray] = {}
     for first, second in pairs:

@@ -20,11 +20,8 @@ _CONDITION = re.compile(r"(%\S+?)\s*(==|!=|<=|>=|<|>)\s*(\S+)")
 
 
 def condition(text: str, kernel: Kernel) -> Callable[[Warp], bool]:
-    """Whether a condition ``REGISTER SIGN NUMBER`` holds in a lane that executes.
-
-    Raises:
-        ValueError: no such condition or register; out of the function: a register whose value is not kept.
-    """
+    """Whether a condition ``REGISTER SIGN NUMBER`` holds in a lane that executes. Raises ValueError: no such condition
+    or register; out of the function: a register whose value is not kept."""
     found = _CONDITION.fullmatch(text.strip())
     if found is None or found[1] not in kernel.registers:
         raise ValueError(f"condition = {text!r}: must be REGISTER {' '.join(_SIGNS)} NUMBER, of the kernel's registers")
@@ -75,11 +72,7 @@ class Watch:
 
 
 def watch(debugger: Any, text: str, warp: str) -> Watch:
-    """A watchpoint of `Debugger.watch`.
-
-    Raises:
-        ValueError: nothing that can be watched.
-    """
+    """A watchpoint of `Debugger.watch`. Raises ValueError: nothing that can be watched."""
     kind, _, name = text.strip().partition(" ")
     rest = [name] if kind == "tile" else name.split()
     reads: dict[str, tuple[tuple[int, int], Callable[..., Any]]] = {

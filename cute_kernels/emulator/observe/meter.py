@@ -14,15 +14,8 @@ _SHARED, _GLOBAL, _CLUSTER, _METERS = (CONSTANTS[f"METER{name}"] for name in ("_
 
 
 class CoreMeter:
-    """The counts of one cluster, of every role its own.
-
-    Attributes:
-        tables: address of the core's `Tables`.
-
-    Args:
-        header: those.
-        instructions: of the kernel.
-    """
+    """The counts of one cluster, of every role its own. ``header``: the core's `Tables`, at the address ``tables``;
+    ``instructions``: of the kernel."""
 
     def __init__(self, header: ctypes.Structure, instructions: Sequence[Instruction]) -> None:
         self._header, self._instructions = header, instructions

@@ -9,15 +9,9 @@ _MOST_WARPS = 32  # of a CTA
 
 def activity(opcodes: Iterable[str]) -> str:
     """Purpose of a warp, by the asynchronous work that it starts, e.g. ``"MMA"`` or ``"epilogue, TMA store"``.
-
-    Args:
-        opcodes: of the instructions that it executed, guarded ones included.
-
-    Returns:
-        The names that apply of ``TMA load``, ``cp.async``, ``MMA``, ``epilogue`` (it reads accumulators from tensor
-        memory), ``TMA store``; of a warp without any, ``global store``, else ``compute`` if it accesses shared memory,
-        else "".
-    """
+    ``opcodes``: of the instructions that it executed, guarded ones included. Returns the names that apply of ``TMA
+    load``, ``cp.async``, ``MMA``, ``epilogue`` (it reads accumulators from tensor memory), ``TMA store``; of a warp
+    without any, ``global store``, else ``compute`` if it accesses shared memory, else ""."""
     found = {name for opcode in opcodes if (name := _activity(opcode.split(".")))}
     names = [name for name in ("TMA load", "cp.async", "MMA", "epilogue", "TMA store") if name in found]
     return ", ".join(names) or next((name for name in ("global store", "compute") if name in found), "")

@@ -62,11 +62,8 @@ class Verdict:
 
 
 def instruction_limits(target: Target, schedules: dict[str, Options]) -> dict[str, int]:
-    """Most warp instructions that a mutant may execute under each schedule; checks that the original is clean.
-
-    Raises:
-        EmulatorError, AssertionError: the kernel itself is reported or gives a wrong result.
-    """
+    """Most warp instructions that a mutant may execute under each schedule; checks that the original is clean. Raises
+    EmulatorError, AssertionError: the kernel itself is reported or gives a wrong result."""
     limits = {}
     for name, options in schedules.items():
         outcome = target.run(target.ptx, options, _LAUNCHES)

@@ -33,19 +33,13 @@ class Target(Protocol):
         """The text that is mutated."""
 
     def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
-        """Executes a mutant of the text on fresh memory, ``repeat`` launches of it that may overlap.
-
-        Raises:
-            EmulatorError: whatever the emulator reports.
-        """
+        """Executes a mutant of the text on fresh memory, ``repeat`` launches of it that may overlap. Raises
+        EmulatorError: whatever the emulator reports."""
 
 
 class RecordedTarget:
     """A kernel of any program, with launches that the program made. Results are judged by those of the unchanged text.
-
-    Args:
-        launches: of one kernel, at least one.
-    """
+    ``launches``: of one kernel, at least one."""
 
     def __init__(self, launches: Sequence[RecordedLaunch]) -> None:
         self.ptx, _ = launches[0].kernel
