@@ -38,13 +38,6 @@ def export_object(function: Any, prefix: str) -> bytes:
         return function.dump_to_object(prefix)
 
 
-class Arguments(Protocol):
-    """Values of one call. ``current``: the values, the address of an array of pointers to them, and the status that the
-    machine code writes."""
-
-    current: tuple[Any, int, ctypes.c_int32]
-
-
 class HostFunction:
     """The machine code of a host function, from an object that `export_object` made. CuTe DSL is not imported for it.
 
@@ -58,7 +51,7 @@ class HostFunction:
         """Links the object, made with this prefix; ``stand_ins``: addresses of functions that it calls in place of the
         CUDA runtime's; ``recorder``: whose these are. Raises LinkError: it cannot be linked, or is none of a host
         function."""
-        self._outside = _runtime_symbol if stand_ins is None else stand_ins.get
+        self._outside = (lambda name: _symbol(_runtime(), name)) if stand_ins is None else stand_ins.get
         self._linked = Linked(code, lambda name: self._outside(name) or _symbol(ctypes.CDLL(None), name))
         self._prefix = f"_mlir_{prefix}_"
         entries = [name for name in self._linked.symbols if name.startswith(f"{self._prefix}_mlir_ciface_")]
@@ -70,8 +63,9 @@ class HostFunction:
             set_recorder(self, recorder)
         self._loaded = False
 
-    def __call__(self, arguments: Arguments) -> None:
-        """Launches. Raises RuntimeError: the CUDA runtime refused."""
+    def __call__(self, arguments: Any) -> None:
+        """Launches. ``arguments``: of one call; their ``current`` has the values, the address of an array of pointers
+        to them, and the status that the machine code writes. Raises RuntimeError: the CUDA runtime refused."""
         self.load()
         self._run(self._launch, *arguments.current)
 
@@ -170,10 +164,6 @@ def _runtime() -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise LinkError(f"{path} cannot be loaded: {error}") from None
-
-
-def _runtime_symbol(name: str) -> int | None:
-    return _symbol(_runtime(), name)
 
 
 def _symbol(library: ctypes.CDLL, name: str) -> int | None:

@@ -177,12 +177,6 @@ def ranked(rows: Iterable[Row]) -> list[list[Row]]:
     return levels
 
 
-def differing(rows: Sequence[Row]) -> list[str]:
-    """The fields of their settings in which rows differ."""
-    names = dict.fromkeys(name for row in rows for name in row.settings)
-    return [name for name in names if any(row.settings.get(name) != rows[0].settings.get(name) for row in rows)]
-
-
 def pareto(rows: Iterable[Row], x: str = "shared", y: str = "modelled") -> list[Row]:
     """Configurations that no other is as good as in both of two columns and better in one; less is better.
 

@@ -37,7 +37,6 @@ from cute_kernels.explore.page import page
 from cute_kernels.explore.sweep_outcomes import (
     alike,
     by,
-    differing,
     effects,
     pareto,
     ranked,
@@ -197,7 +196,6 @@ def test_times_whose_ranges_overlap_are_one_level_and_on_no_front() -> None:
     """Each is known to a quarter: 3 to 5 for 4.0, and so on."""
     rows = [made(5.0, 100), made(4.0, 200), made(4.2, 300), made(None, 10), made(8.0, 50), made(9.0, 40)]
     assert ranked(rows) == [[rows[0], rows[1], rows[2]], [rows[4], rows[5]]]
-    assert differing(ranked(rows)[0]) == ["stages"] and differing([rows[0]]) == []
     assert pareto(rows) == [] and pareto([rows[1], rows[5]]) == [rows[1], rows[5]]
     measured = [dataclasses.replace(row, measured=time) for row, time in zip(rows, (2.0, 2.1, 2.0))]
     assert ranked(measured) == [[measured[0], measured[2]], [measured[1]]]

@@ -14,6 +14,7 @@ import cute_kernels.operations.arguments as arguments
 import cute_kernels.operations.runtime.devices as devices
 import cute_kernels.operations.runtime.gpu as gpu
 from cute_kernels.common import extras, files
+from cute_kernels.common.words import columns
 from cute_kernels.explore import plan_facts
 from cute_kernels.explore.comparison import MOST_EMULATED
 from cute_kernels.explore.profiling import statistics
@@ -42,9 +43,6 @@ def device_for(plan: Plan, asked: str, at_hand: tuple[str, int] | None, stamps: 
     ``plan``: what is launched. ``asked``: ``"gpu"``, ``"emulator"`` or ``"auto"``. ``at_hand``: `gpu_at_hand`, or None
     in the emulator. ``stamps``: that each warp may write. Raises ValueError: a plan whose kernel cannot be profiled, no
     GPU for it, or a problem that is large for the emulator."""
-    if plan.launches != (plan,):
-        kernels = " and ".join(part.operation for part in plan.launches)
-        raise ValueError(f"{plan.operation} chains the kernels of {kernels} here: profile patch-embed for the rows")
     try:
         layout.with_profile(plan, stamps)
     except NotImplementedError as reason:
@@ -152,13 +150,13 @@ def _launch_times(plan: Plan, profile: Profile, operands: Any) -> dict[str, floa
 def _balance_lines(balance: list[statistics.RoleBalance], *, timed: bool) -> list[str]:
     """A row per role and phase: clocks of a tile, and their share, where they are time."""
     if not timed:
-        return _columns([("role", "phases of a tile"), *((role.role, ", ".join(role.phases)) for role in balance)])
+        return columns([("role", "phases of a tile"), *((role.role, ", ".join(role.phases)) for role in balance)])
     rows = [("role", "phase", "clocks per tile", "share")]
     for role in balance:
         for name, clocks in role.phases.items():
             rows.append((role.role, name, f"{clocks:,.0f}", f"{clocks / role.total:.1%}"))
         rows.append((role.role, "all", f"{role.total:,.0f}", f"waits {role.waiting / role.total:.1%}"))
-    return _columns(rows)
+    return columns(rows)
 
 
 def _warp_lines(found: list[statistics.PhaseStatistics]) -> list[str]:
@@ -166,9 +164,4 @@ def _warp_lines(found: list[statistics.PhaseStatistics]) -> list[str]:
     for entry in found:
         clocks = (f"{value:,.0f}" for value in (entry.mean, entry.p95, entry.most))
         rows.append((str(entry.warp), entry.role, entry.phase, *clocks, f"{entry.tiles:,}"))
-    return _columns(rows)
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return columns(rows)

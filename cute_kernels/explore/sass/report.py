@@ -2,10 +2,11 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+from cute_kernels.common.words import columns
 from cute_kernels.emulator.isa.ptx.source_lines import SourcePlace, own_places
 from cute_kernels.emulator.reports.source_table import SourceTable, in_order, place_document
 from cute_kernels.emulator.reports.sources import short_name
@@ -133,7 +134,7 @@ class MachineCode:
             clocks = f"{loop.shortest:,} to {loop.longest:,}"
             place = f"{'  ' * (loop.depth - 1)}{_short(facts['file'])}:{facts['line']}  {facts['text']}"
             rows.append((f"loop {number}", f"{facts['instructions']:,}", clocks, str(facts["mma"]), frequent, place))
-        yield from _columns(rows)
+        yield from columns(rows)
 
     def _ptx(self, line: int) -> str:
         text = self._texts[line - 1] if 0 < line <= len(self._texts) else ""
@@ -164,7 +165,7 @@ class MachineCode:
                     alike[self._move_cells(found) if kind == "move" else self._cells(found)] += 1
             if alike:
                 yield f"\n{what}"
-                yield from _columns([(f"{count} x", *cells) for cells, count in alike.items()])
+                yield from columns([(f"{count} x", *cells) for cells, count in alike.items()])
 
     def _cells(self, found: Finding) -> tuple[str, ...]:
         facts = self._finding_document(found)
@@ -186,11 +187,6 @@ def _why(found: Finding) -> str:
 
 def _short(path: str | None) -> str:
     return path.rpartition("/")[2] if path else "?"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def machine_code(listing: str, ptx: str) -> list[MachineCode]:
