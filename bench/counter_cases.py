@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
-from cute_kernels.operations.examples import placed
+from cute_kernels.operations.registry import placed
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import ARCHS, Plan, make_plan
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.emulator import Options
-from cute_kernels.operations import examples
+from cute_kernels.operations import registry
 from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import ARCHS, make_plan
 from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
@@ -44,7 +44,7 @@ def per_tile(
     rows = height // HEADLINE.patch * HEADLINE.grid_width
     problem = replace(headline, batch=images, height=height, n=features, table_rows=rows)
     plan = make_plan(problem, config, "sm_100a", sm_count=2)
-    report = emulated.launch(plan, examples.random_operands(plan), Options(counters=True, detectors=False))
+    report = emulated.launch(plan, registry.random_operands(plan), Options(counters=True, detectors=False))
     total = report.units.total
     values = [
         total("wavefronts", "tma.load"),

@@ -124,12 +124,12 @@ def written_by_plans(first: Plan, second: Plan) -> "tuple[list[LaunchMemory], li
     import torch
 
     import cute_kernels.emulator.checking.sameness as sameness
-    import cute_kernels.operations.examples as examples
+    import cute_kernels.operations.registry as registry
     import cute_kernels.operations.runtime.emulated as emulated
 
     written: list[dict[str, torch.Tensor]] = []
     for plan in (first, second):
-        operands = examples.random_operands(plan)
+        operands = registry.random_operands(plan)
         emulated.launch(plan, operands)
         names = {name for part in plan.launches for name in operands.written(part)}
         written.append({name: tensor for name, tensor in operands.tensors().items() if name in names})

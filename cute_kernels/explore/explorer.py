@@ -15,7 +15,7 @@ from cute_kernels.explore import own_layouts, sweep_outcomes, sweep_program, swe
 from cute_kernels.explore.own_layouts import OwnMemory
 from cute_kernels.explore.page import page
 from cute_kernels.explore.sweep_table import Row
-from cute_kernels.operations import examples
+from cute_kernels.operations import registry
 from cute_kernels.operations.compile import compile_plan
 from cute_kernels.operations.runtime import emulated
 
@@ -56,7 +56,7 @@ def timeline(row: Row, *, seed: int = 1, trace: Path | None = None) -> dict[str,
     ValueError: there is no such problem."""
     if row.small is None:
         raise ValueError(f"row = {dict(row.settings)}: must be one that was counted")
-    operands = examples.random_operands(row.small)
+    operands = registry.random_operands(row.small)
     last = row.small.launches[-1]
 
     def launch(options: emulator.Options) -> OwnMemory:

@@ -99,10 +99,10 @@ def counted(plan: Plan) -> Facts:
     """Warp instructions by role, and the work of each unit, of a whole launch on random operands in the emulator.
     Raises MissingExtra: the emulator is not installed."""
     import cute_kernels.emulator as emulator
-    import cute_kernels.operations.examples as examples  # torch and the emulator
+    import cute_kernels.operations.registry as registry  # torch and the emulator
     import cute_kernels.operations.runtime.emulated as emulated
 
-    operands = examples.random_operands(plan)
+    operands = registry.random_operands(plan)
     options = emulator.Options(counters=True, detectors=False)
     return counts_of([emulated.launch(part, operands.of(part), options) for part in plan.launches])
 

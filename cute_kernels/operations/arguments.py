@@ -107,6 +107,7 @@ class TensorRow(Row):
         may_be_empty: every extent but the last may be 0 all the same.
     """
 
+    role: Role = "varies"
     dtypes: tuple[torch.dtype, ...] = ()
     shapes: tuple[str, ...] = ()
     dense: bool = False
@@ -212,17 +213,9 @@ def _field(row: Row) -> Any:
     return dataclasses.field(metadata={"row": row})
 
 
-def tensor(
-    *dtypes: torch.dtype,
-    shapes: tuple[str, ...] = (),
-    dense: bool = False,
-    may_be_empty: bool = False,
-    optional: bool = False,
-    role: Role = "varies",
-    operand: str = "",
-) -> Any:
+def tensor(*dtypes: torch.dtype, **facts: Any) -> Any:
     """A field that is a tensor; see `TensorRow`."""
-    return _field(TensorRow(role, operand, optional, dtypes, shapes, dense, may_be_empty))
+    return _field(TensorRow(dtypes=dtypes, **facts))
 
 
 def scale(operand: str) -> Any:

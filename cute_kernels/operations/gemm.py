@@ -16,7 +16,6 @@ from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_
 from cute_kernels.operations.derivatives import activation_gradient, scaled
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.runtime.repeat import ScaleProduct
-from cute_kernels.operations.runtime.workspace import workspace
 from cute_kernels.operations.scales import (
     combine_numbers,
     combine_scales,
@@ -38,6 +37,10 @@ _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _A_TYPES = tuple(getattr(torch, name) for name in B_TYPES)
 _B_TYPES = tuple(dict.fromkeys(getattr(torch, name) for name in B_TYPES.values()))
 _OUT_TYPES = (*_FLOATS, torch.float8_e4m3fn)
+
+_Stream = tuple[torch.device, int]
+_COUNTERS: dict[_Stream, torch.Tensor] = {}
+_SUMS: dict[_Stream, torch.Tensor] = {}
 
 
 def gemm(
@@ -373,6 +376,23 @@ def _workspace(plan: GemmPlan, device: torch.device) -> dict[str, torch.Tensor]:
     dtype = torch.int32 if plan.sums_integers else torch.float32
     arrivals, partials = workspace(device, facts["arrivals_elements"], facts["partials_elements"], dtype)
     return {"arrivals": arrivals, "partials": partials}
+
+
+def workspace(device: torch.device, counters: int, sums: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory that kernels pass sums through from one CTA to another, for launches on the current stream: int32
+    counters, which kernels leave as 0, and sums of 4 bytes.
+
+    Launches of one stream follow each other and share it. A CUDA graph may run beside them: what is captured has its
+    own.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(counters, dtype=torch.int32, device=device), torch.empty(sums, dtype=dtype, device=device)
+    key = device, torch.cuda.current_stream(device).cuda_stream
+    if key not in _COUNTERS or len(_COUNTERS[key]) < counters:
+        _COUNTERS[key] = torch.zeros(counters, dtype=torch.int32, device=device)
+    if key not in _SUMS or len(_SUMS[key]) < sums:
+        _SUMS[key] = torch.empty(sums, dtype=torch.float32, device=device)
+    return _COUNTERS[key][:counters], _SUMS[key][:sums].view(dtype)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

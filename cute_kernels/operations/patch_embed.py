@@ -13,7 +13,6 @@ from cute_kernels.operations import arguments, reference
 from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.derivatives import position_gradient, scaled
-from cute_kernels.operations.position_pairs import one_table
 from cute_kernels.operations.runtime.constants import DERIVED
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.runtime.repeat import ScaleProduct
@@ -26,7 +25,7 @@ from cute_kernels.operations.scales import (
     scale_problems,
 )
 from cute_kernels.operations.sharding import Shape, Sharding
-from cute_kernels.operations.table import rows_table
+from cute_kernels.operations.table import one_table, rows_table
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import PatchEmbedPlan
 from cute_kernels.plan.registry import PATCH_EMBED as PLANNER

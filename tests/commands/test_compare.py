@@ -11,7 +11,7 @@ import torch
 from cute_kernels.commands.cli import main
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.explore import plan_facts
-from cute_kernels.operations import examples
+from cute_kernels.operations import registry
 from cute_kernels.plan import make_plan
 
 SMALL = ("--features", "256", "--in-features", "128", "--positions", "49", "--sm-count", "2")
@@ -101,7 +101,7 @@ def test_what_cannot_be_compared(arguments, message, capsys):
 def test_random_operands_are_those_of_the_plan(problem):
     """Every operand that a kernel of the plan is given has the plan's type, and equal problems have equal operands."""
     plan = make_plan(problem, arch="sm_90a")
-    first, second = examples.random_operands(plan), examples.random_operands(plan)
+    first, second = registry.random_operands(plan), registry.random_operands(plan)
     for part in plan.launches:
         for operand in part.operands:
             if operand.given and operand.kind == "pointer":

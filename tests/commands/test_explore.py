@@ -25,7 +25,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.explore import explorer, notebook, subjects, sweep_outcomes, sweep_table
 from cute_kernels.explore.sweep_table import Row
-from cute_kernels.operations import examples
+from cute_kernels.operations import registry
 from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import choose, make_plan
 
@@ -46,7 +46,7 @@ def test_the_page_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     # Row 0 has all 256 rows of a tile at a few positions: 512 images fill it at two of them, and the other one's tiles.
     assert (plan.problem.m, plan.problem.n, plan.problem.k, plan.problem.table_rows) == (512, 256, 256, 2)
     assert default.small.config == default.config and default.small.runs == default.design
-    report = emulated.launch(plan, examples.random_operands(plan))
+    report = emulated.launch(plan, registry.random_operands(plan))
     assert legal.smem_bytes == report.shared_bytes and legal.tmem_columns == report.tensor_columns == 256
     # Four tiles of 256 x 128 on a pair of CTAs: each element of x and of the weight arrives once in every tile.
     assert legal.counts["shared: TMA fill, wavefronts"] == 4 * (256 + 128) * 256 / 128
@@ -284,7 +284,7 @@ def test_other_operations_on_sm100(problem, base, settings, written) -> None:
     """Memory is what the launch asks for, and what it allocates: every allocated column is that of a region or free."""
     legal, refused = sweep_table.sweep(problem, base, sweep_table.grid(**settings), counted=True)
     plan = make_plan(problem, legal.config, sm_count=2)
-    report = emulated.launch(plan, examples.random_operands(plan))
+    report = emulated.launch(plan, registry.random_operands(plan))
     assert legal.smem_bytes == report.shared_bytes and legal.tmem and legal.tmem_columns <= report.tensor_columns
     assert report.tensor_columns < 2 * max(32, sum(region.columns for region in legal.tmem))
     assert legal.registers and legal.stack_bytes == 0 and legal.counts["L2 bytes written"] == written

@@ -21,7 +21,7 @@ from cute_kernels.explore.profiling import statistics
 from cute_kernels.explore.profiling.record import Profile, record
 from cute_kernels.explore.profiling.timeline import AXIS, EMULATED_AXIS, timeline
 from cute_kernels.explore.tuning import search
-from cute_kernels.operations import examples
+from cute_kernels.operations import registry
 from cute_kernels.plan import Plan
 from cute_kernels.plan import base as layout
 
@@ -128,7 +128,7 @@ class ProfileReport:
 
 def profiled(plan: Plan, device: str, stamps: int) -> ProfileReport:
     """Profiles one launch of a plan on random operands; on a GPU with its times."""
-    operands = examples.random_operands(plan, "cuda" if device == "gpu" else "cpu")
+    operands = registry.random_operands(plan, "cuda" if device == "gpu" else "cpu")
     profile = record(plan, operands, stamps=stamps, device=device)
     times = _launch_times(plan, profile, operands) if device == "gpu" else {}
     equilibrium = statistics.has_equilibrium(profile)

@@ -5,12 +5,10 @@ exact and rounded once per instruction, or those that others measured on the chi
 independent of the kernels, their plans and the emulator.
 """
 
-from cute_kernels.operations.reference.convolution import patch_embed_conv2d
-from cute_kernels.operations.reference.images import patch_embed_images, patch_rows
-from cute_kernels.operations.reference.layer_norm import layer_norm_scale
+from cute_kernels.operations.reference.images import patch_embed_conv2d, patch_embed_images, patch_rows
 from cute_kernels.operations.reference.products import gemm
 from cute_kernels.operations.reference.rounding import fma32, round_tf32
-from cute_kernels.operations.reference.rows import accumulate, patch_embed_bf16x2, patch_embed_f32
+from cute_kernels.operations.reference.rows import accumulate, layer_norm_scale, patch_embed_bf16x2, patch_embed_f32
 
 __all__ = [
     "accumulate",

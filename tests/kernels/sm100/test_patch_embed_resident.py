@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.emulator import Options
 from cute_kernels.operations.compile import Artifact, compile_plan
-from cute_kernels.operations.examples import placed
+from cute_kernels.operations.registry import placed
 from cute_kernels.plan import make_plan
 from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate

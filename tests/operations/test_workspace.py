@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cute_kernels.operations.runtime import workspace as module
+from cute_kernels.operations import gemm as module
 
 DEVICE = torch.device("cuda", 0)
 
