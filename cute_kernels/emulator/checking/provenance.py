@@ -46,7 +46,7 @@ from cute_kernels.emulator.machine.units.matrix.wgmma import ROWS, WARPS, Form
 from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.programs.recorded import Replay
 from cute_kernels.emulator.reports.arrays import Tile, tile_at
-from cute_kernels.emulator.reports.operations import noun
+from cute_kernels.emulator.reports.words import noun
 
 _SWIZZLES = tuple(SWIZZLES)
 _WGMMA, _MMA, _LOAD = ("wgmma", "mma_async"), ("tcgen05", "mma"), ("tcgen05", "ld")

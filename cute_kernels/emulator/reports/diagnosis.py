@@ -8,16 +8,23 @@ from cute_kernels.emulator.facts import Memory, Side, WarpName
 from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.reports import sources
+from cute_kernels.emulator.reports.access_causes import ACCESSES
 from cute_kernels.emulator.reports.arrays import array_at, array_before, arrays, tile_at
+from cute_kernels.emulator.reports.barrier_causes import BARRIERS
 from cute_kernels.emulator.reports.barriers import Barriers
-from cute_kernels.emulator.reports.causes import cause_of
-from cute_kernels.emulator.reports.evidence import Evidence
+from cute_kernels.emulator.reports.evidence import Cause, Evidence
 from cute_kernels.emulator.reports.hangs import cycle, grouped, in_one_sentence
 from cute_kernels.emulator.reports.kinds import kind as kind_of
 from cute_kernels.emulator.reports.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
-from cute_kernels.emulator.reports.operations import noun, with_article
+from cute_kernels.emulator.reports.protocol_causes import PROTOCOL, UNHEARD
+from cute_kernels.emulator.reports.words import noun, with_article
 
 _RELATIONS = {"wrote": "written at", "read": "read at", "waits": "waits at", "expects": "expected at"}
+
+CAUSES: tuple[Cause, ...] = (*PROTOCOL, *BARRIERS, *ACCESSES, *UNHEARD)
+"""Which of several causes a fault has: facts that tell them apart, and the mend of each; the first row of a kind that
+holds counts. Rows that are taken for each other stand together, each with a fact that the other one's fault does not
+have. Where the facts are not known no row holds, and the kind's own help stands."""
 
 
 def diagnose(
@@ -57,7 +64,7 @@ class _Diagnosis:
         """The report."""
         error, facts = self.error, self.facts
         waiting = grouped(facts.waits, self.place, self.barriers)
-        name, help_ = cause_of(error.kind, self._evidence(waiting))
+        name, help_ = _cause_of(error.kind, self._evidence(waiting))
         kind, fields = kind_of(name), self._fields()
         early = []
         if facts.early is not None and not help_:
@@ -192,6 +199,15 @@ class _Diagnosis:
         if barrier is None:
             return "an mbarrier"
         return f"the mbarrier {barrier.name}" if barrier.name else barrier.title
+
+
+def _cause_of(kind: str, evidence: Evidence) -> tuple[str, str]:
+    """The kind of a report, and its help where a row holds, else ""."""
+    rows = ACCESSES if kind == "source-in-use" and evidence.alone else CAUSES
+    for cause in rows:
+        if kind in cause.kinds and (fields := cause.fields(evidence)) is not None:
+            return cause.kind or kind, cause.help.format_map({**evidence.common, **fields})
+    return kind, ""
 
 
 def _named(opcode: str) -> Instruction:
