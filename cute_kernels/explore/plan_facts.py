@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from cute_kernels.explore.sass.listing import kernels
 from cute_kernels.operations import compile
 from cute_kernels.plan import Plan, predict
+from cute_kernels.plan.base import Prediction
 from cute_kernels.plan.config_codec import spell
-from cute_kernels.plan.prediction import Prediction
 
 if TYPE_CHECKING:
     from cute_kernels.emulator import Report

@@ -13,8 +13,7 @@ from cute_kernels.common.executors import Workers
 from cute_kernels.explore import plan_facts
 from cute_kernels.operations import compile
 from cute_kernels.plan import ARCHS, PLANNERS, Plan, make_plan, predict
-from cute_kernels.plan.base import IllegalValue, Kernel, SmemRegion, TmemRegion
-from cute_kernels.plan.prediction import Prediction
+from cute_kernels.plan.base import IllegalValue, Kernel, Prediction, SmemRegion, TmemRegion
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from cute_kernels.common.chips import CHIPS
-from cute_kernels.plan.prediction import Prediction
+from cute_kernels.plan.base import Prediction
 
 CLOCKS_PER_MICROSECOND = 1707.5
 """6,156 clocks of a tile and 147 tiles of a cluster in 0.530 ms, by the notes' own accounting (F31)."""

@@ -14,7 +14,6 @@ from cute_kernels.common.chips import CHIPS
 from cute_kernels.common.chips import Chip as Arch
 from cute_kernels.common.facts import fact, flag, number, text
 from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, PatchEmbedProblem
-from cute_kernels.plan.prediction import Prediction
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
 # `Plan.operands` is that table for one plan. From it follow the named tuple that CuTe DSL traces and the arguments of a
@@ -61,6 +60,40 @@ def sizes(**values: int) -> tuple[Operand, ...]:
 def profile_operand(stamps: int) -> Operand:
     """The array into which warps write clock stamps; absent without stamps."""
     return Operand("profile", "int64", alignment=8, present=stamps > 0, written=stamps > 0)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Prediction:
+    """A modelled time, never a measured one.
+
+    Attributes:
+        microseconds: of the launch.
+        parts: what it consists of: microseconds by what takes them. Where several things run beside each other and the
+            longest decides, only that one is in it.
+        caveat: what is known of the model's errors: a sentence that stands under every table of its times.
+        error: how far off the model is to be expected, as a part of the time.
+    """
+
+    microseconds: float
+    parts: Mapping[str, float]
+    caveat: str
+    error: float
+
+    least = number(lambda self: self.microseconds * (1 - self.error))
+    """Lower end of the range of microseconds."""
+    most = number(lambda self: self.microseconds * (1 + self.error))
+    """Upper end of the range of microseconds."""
+    largest_part = text(lambda self: max(self.parts, key=self.parts.__getitem__))
+    """The name of the part that takes most of the time. It bounds nothing: the time is the parts' sum."""
+
+    def __str__(self) -> str:
+        share = self.parts[self.largest_part] / self.microseconds
+        return f"{self.time}, of which {self.largest_part} {share:.0%}"
+
+    time = text(lambda self: f"{self.microseconds:,.1f} us (modelled, {self.least:,.0f} to {self.most:,.0f})")
+    """Time and range in words."""
 
 
 # --- architectures, limits, memory maps, the plan --------------------------------------------------------------------

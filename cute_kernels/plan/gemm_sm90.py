@@ -17,10 +17,10 @@ from typing import ClassVar
 from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.common.facts import fact, number
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
+from cute_kernels.plan import base
 from cute_kernels.plan import gemm_sm90_fit as fitted
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, MOST_TILES, StagedGemmPlan, check_tile_order
-from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.shared_operands import (
     SWIZZLE_BYTES,
     WARP_ROWS,
@@ -408,7 +408,7 @@ def memory_clocks(plan: Sm90GemmPlan) -> float:
     return ((p.m + p.n) * p.k * plan.in_bytes + p.m * p.n * plan.out_bytes) / MEMORY_BYTES_PER_CLOCK
 
 
-def predict(plan: Sm90GemmPlan) -> Prediction | None:
+def predict(plan: Sm90GemmPlan) -> base.Prediction | None:
     """The modelled time of a launch; None of several products, of which none was timed."""
     if plan.problem.batches > 1:
         return None
@@ -417,7 +417,7 @@ def predict(plan: Sm90GemmPlan) -> Prediction | None:
     found["device memory"] = (clocks**4 + memory_clocks(plan) ** 4) ** 0.25 - clocks
     parts = {name: value / CLOCKS_PER_MICROSECOND for name, value in found.items()}
     time = sum(parts.values())
-    return Prediction(time, parts, CAVEAT, ERRORS[time >= LONG])
+    return base.Prediction(time, parts, CAVEAT, ERRORS[time >= LONG])
 
 
 def _terms(plan: Sm90GemmPlan) -> Numbers:

@@ -13,7 +13,6 @@ from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.plan import b200, base, images_strips
 from cute_kernels.plan import sm100_transposed as transposed
 from cute_kernels.plan.images import MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
-from cute_kernels.plan.prediction import Prediction
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def default_config(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: 
     return Sm100ImagesConfig()
 
 
-def predict(plan: Sm100ImagesPlan) -> Prediction:
+def predict(plan: Sm100ImagesPlan) -> base.Prediction:
     """The modelled time of a launch on a B200, by costs that are fitted to rows: no time of images was at hand."""
     p = plan.problem
     pixels = p.batch * p.channels * p.height * p.width * base.ITEMSIZE[p.in_dtype]

@@ -14,7 +14,6 @@ from cute_kernels.plan import base
 from cute_kernels.plan import images_strips as strips
 from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.images import MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
-from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
     TransposedPlan,
@@ -400,7 +399,7 @@ ERROR = 0.47
 """The largest of 24 configurations that were timed, which no fit has seen (docs/model.md)."""
 
 
-def predict(plan: Sm90ImagesPlan) -> Prediction | None:
+def predict(plan: Sm90ImagesPlan) -> base.Prediction | None:
     """The modelled time of a launch: that of the kernel over rows, or of TMA for the rows of the boxes.
 
     None for rows that are repacked: no fact describes the time that the repacking warps take.
@@ -412,7 +411,7 @@ def predict(plan: Sm90ImagesPlan) -> Prediction | None:
     if LAUNCH_MICROSECONDS + boxes <= prediction.microseconds:
         return dataclasses.replace(prediction, error=ERROR)
     parts = {"rows of TMA boxes": boxes, "launch": LAUNCH_MICROSECONDS}
-    return Prediction(sum(parts.values()), parts, rows.CAVEAT, ERROR)
+    return base.Prediction(sum(parts.values()), parts, rows.CAVEAT, ERROR)
 
 
 def _warpgroups(plan: Sm90ImagesPlan) -> int:

@@ -11,7 +11,6 @@ from cute_kernels.common.facts import fact, number, text
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import b200, base
 from cute_kernels.plan.patch_embed import EPILOGUE, FLAT_ROWS, ORDER, PatchEmbedPlan, check_capacity, check_order
-from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, RowTiles
 
 # --- what the epilogue warps of the SM100 kernel over rows do: columns of each, staging, stores, table ---------------
@@ -289,7 +288,7 @@ def checked_plan(
     return plan
 
 
-def predict(plan: Sm100PatchEmbedPlan) -> Prediction:
+def predict(plan: Sm100PatchEmbedPlan) -> base.Prediction:
     """The modelled time of a launch on a B200, whose costs are fitted to variants of this design."""
     return b200.predict(plan.work, error=b200.ERROR)
 

@@ -12,7 +12,6 @@ from cute_kernels.common.facts import number, text
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import base, patch_embed
 from cute_kernels.plan.patch_embed import PatchEmbedPlan
-from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm90_transposed import WARPGROUP_FEATURES, TransposedPlan, check_barriers, ring_stages
 from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_registers
 from cute_kernels.plan.tiles import TransposedRows
@@ -234,10 +233,10 @@ def predicted_microseconds(plan: TransposedPlan) -> float:
     return sum(a * b for a, b in zip(_coefficients(plan), facts(plan), strict=True))
 
 
-def predict(plan: TransposedPlan) -> Prediction:
+def predict(plan: TransposedPlan) -> base.Prediction:
     """Predicted time of a launch, with what it consists of."""
     parts = {name: a * b for name, a, b in zip(FACTS, _coefficients(plan), facts(plan), strict=True) if a * b}
-    return Prediction(sum(parts.values()), parts, CAVEAT, ERROR)
+    return base.Prediction(sum(parts.values()), parts, CAVEAT, ERROR)
 
 
 def _coefficients(plan: TransposedPlan) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from cute_kernels.plan import (
     patch_embed_sm100,
     sm100_transposed,
 )
-from cute_kernels.plan.base import ARCHS, Arch, Kernel, Plan, check_sm_count, reject
+from cute_kernels.plan.base import ARCHS, Arch, Kernel, Plan, Prediction, check_sm_count, reject
 from cute_kernels.plan.config_codec import ConfigCodec
 from cute_kernels.plan.images_chain import (
     chained,
@@ -37,7 +37,6 @@ from cute_kernels.plan.images_chain import (
 )
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.options import ProblemOptions
-from cute_kernels.plan.prediction import Prediction
 
 
 @dataclass(frozen=True)

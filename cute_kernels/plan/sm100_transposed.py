@@ -14,7 +14,6 @@ from cute_kernels.common.facts import number, text
 from cute_kernels.config import WEIGHT_TYPES, Sm100ImagesConfig, Sm100ResidentConfig
 from cute_kernels.plan import b200, base
 from cute_kernels.plan.b200 import MACS_PER_CLOCK
-from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, FeatureTiles
 
 TMEM_LANES = 128
@@ -275,7 +274,7 @@ def launch_clocks(plan: Sm100TransposedPlan) -> float:
 
 # --- work of a tile, in the units that `cute_kernels.plan.b200` has costs for ---------------------------------------
 
-def predict(plan: b200.Timed) -> Prediction:
+def predict(plan: b200.Timed) -> base.Prediction:
     """The modelled time of a launch on a B200.
 
     The costs are fitted to variants that stream the weight; of a weight on chip the model has seen no time.

@@ -50,8 +50,7 @@ from cute_kernels.explore.sweep_text import lines_of, ranking, text_of
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations import compile
 from cute_kernels.plan import PLANNERS, b200, make_plan, predict
-from cute_kernels.plan.base import SmemRegion, TmemRegion
-from cute_kernels.plan.prediction import Prediction
+from cute_kernels.plan.base import Prediction, SmemRegion, TmemRegion
 from tests.processes import pool
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -12,7 +12,7 @@ import pytest
 from cute_kernels.explore.explorer import drawn
 from cute_kernels.explore.page import timeline_page
 from cute_kernels.plan import b200
-from cute_kernels.plan.prediction import Prediction
+from cute_kernels.plan.base import Prediction
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "explore.py"
 
