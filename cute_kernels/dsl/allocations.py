@@ -41,45 +41,28 @@ Places = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True)
 class Allocation:
-    """One array, or one structure of several.
+    """One array, or one structure of several."""
 
-    Attributes:
-        first: byte of the dynamic shared memory; of a static array its number among the kernel's.
-        nbytes: size.
-        places: (path, line, column from 0 on) of the call that allocates, and of the calls of the functions around it,
-            the innermost first.
-        fields: (name, byte of the structure, bytes) of each field of a structure.
-    """
-
-    first: int
-    nbytes: int
+    first: int  # byte of the dynamic shared memory; of a static array its number among the kernel's
+    nbytes: int  # size
+    # (path, line, column from 0 on) of the call that allocates, and of the calls of the functions around it, the
+    # innermost first
     places: Places
-    fields: tuple[tuple[str, int, int], ...] = ()
+    fields: tuple[tuple[str, int, int], ...] = ()  # (name, byte of the structure, bytes) of each field of a structure
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor that a kernel makes of a pointer.
+    """A tensor that a kernel makes of a pointer."""
 
-    Attributes:
-        array: number of the static array that it lies in; None: in dynamic shared memory, or in tensor memory.
-        space: "shared" or "tensor".
-        first: bytes from there to its beginning; in tensor memory columns from what was allocated.
-        step: 0, or it begins at a multiple of so many bytes (columns) behind ``first`` that only the kernel knows.
-        element: type, as CuTe DSL's representation names it.
-        swizzle: ``S<bits, base, shift>`` of addresses in bytes, or "".
-        layout: as `layouts.offsets` takes it.
-        places: as of `Allocation`.
-    """
-
-    array: int | None
-    space: str
-    first: int
-    step: int
-    element: str
-    swizzle: str
-    layout: str
-    places: Places
+    array: int | None  # number of the static array that it lies in; None: in dynamic shared memory, or in tensor memory
+    space: str  # "shared" or "tensor"
+    first: int  # bytes from there to its beginning; in tensor memory columns from what was allocated
+    step: int  # 0, or it begins at a multiple of so many bytes (columns) behind ``first`` that only the kernel knows
+    element: str  # type, as CuTe DSL's representation names it
+    swizzle: str  # ``S<bits, base, shift>`` of addresses in bytes, or ""
+    layout: str  # as `layouts.offsets` takes it
+    places: Places  # as of `Allocation`
 
 
 @dataclass(frozen=True)

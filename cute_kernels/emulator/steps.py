@@ -14,26 +14,22 @@ TURNS = ("w", "a")
 
 @dataclass(frozen=True)
 class Step:
-    """One choice of a schedule. ``str(step)`` is e.g. ``"0w1:14"``, what `Step.of` takes.
+    """One choice of a schedule. ``str(step)`` is e.g. ``"0w1:14"``, what `Step.of` takes."""
 
-    Attributes:
-        cluster: its linear index.
-        kind: ``"w"``: a warp has a turn; ``"a"``: an asynchronous operation takes effect; ``"t"``: a try_wait that
-            could succeed reports a timeout; ``"c"``: a clusterlaunchcontrol.try_cancel reports that no cluster is left;
-            ``"h"``: a warp is held.
-        who: number of the warp in its cluster; of ``"a"`` the index of the queue among those that have operations, -1:
-            the first that does not yield; of ``"c"`` which of the cluster's try_cancels, from 0 on.
-        count: of ``"w"`` the basic blocks that the warp enters at most, None: it runs until it has to wait; of ``"t"``
-            which of the warp's try_waits that could succeed, from 0 on; of ``"h"`` the instructions that it executes at
-            most, whole blocks of them; else None.
-        until: of ``"h"`` another warp, by its cluster and its number, and how many instructions that one executes
-            before the warp goes on, if it can; else ().
-    """
-
-    cluster: int
+    cluster: int  # its linear index
+    # ``"w"``: a warp has a turn; ``"a"``: an asynchronous operation takes effect; ``"t"``: a try_wait that could
+    # succeed reports a timeout; ``"c"``: a clusterlaunchcontrol.try_cancel reports that no cluster is left; ``"h"``: a
+    # warp is held
     kind: Literal["w", "a", "t", "c", "h"]
+    # number of the warp in its cluster; of ``"a"`` the index of the queue among those that have operations, -1: the
+    # first that does not yield; of ``"c"`` which of the cluster's try_cancels, from 0 on
     who: int
+    # of ``"w"`` the basic blocks that the warp enters at most, None: it runs until it has to wait; of ``"t"`` which of
+    # the warp's try_waits that could succeed, from 0 on; of ``"h"`` the instructions that it executes at most, whole
+    # blocks of them; else None
     count: int | None = None
+    # of ``"h"`` another warp, by its cluster and its number, and how many instructions that one executes before the
+    # warp goes on, if it can; else ()
     until: tuple[int, ...] = ()
 
     def __str__(self) -> str:

@@ -18,44 +18,33 @@ from cute_kernels.plan.base import IllegalValue, Kernel, Prediction, SmemRegion,
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One configuration.
+    """One configuration."""
 
-    Attributes:
-        settings: the fields that were varied, and their values; none of what the plan chooses by itself.
-        config: the whole configuration, with what the plan chose for the problem; None if its type refuses the values,
-            and for programs.
-        others: fields that had to follow the settings: their values, where these are not the row's 0.
-        design: which kernels run, as `Plan.runs` says; None for programs.
-        reason: why it is not legal; None for a legal one, and only a legal one has what follows but ``status``.
-        smem: arrays of a CTA's dynamic shared memory in address order: name, offset and bytes.
-        smem_limit: bytes of shared memory that a CTA may have on the architecture.
-        tmem: what is in the columns of tensor memory that a CTA allocates; empty before sm_100.
-        registers: of a thread, from the machine code; None where it was not compiled.
-        stack_bytes: of a thread; spilled registers lie there.
-        prediction: modelled, never measured; None where no model knows the kernel.
-        measured: microseconds on the GPU at hand, in a CUDA graph; None where it was not asked for, or nothing times
-            the operation.
-        counts: what the emulator counts of a smaller problem, as `cute_kernels.explore.plan_facts.counted`.
-        small: plan of that problem, for the same kernel; None where nothing is counted.
-        arch: what the row is planned for, or the program's kernels are compiled for.
-        status: of a program whose kernels are at fault, or refused by the emulator: that which ``emulate`` exits with.
-    """
-
+    # the fields that were varied, and their values; none of what the plan chooses by itself
     settings: Mapping[str, Any]
+    # the whole configuration, with what the plan chose for the problem; None if its type refuses the values, and for
+    # programs
     config: Any = None
+    # fields that had to follow the settings: their values, where these are not the row's 0
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    design: str | None = None
+    design: str | None = None  # which kernels run, as `Plan.runs` says; None for programs
+    # why it is not legal; None for a legal one, and only a legal one has what follows but ``status``
     reason: str | None = None
+    # arrays of a CTA's dynamic shared memory in address order: name, offset and bytes
     smem: tuple[SmemRegion, ...] = ()
-    smem_limit: int = 0
+    smem_limit: int = 0  # bytes of shared memory that a CTA may have on the architecture
+    # what is in the columns of tensor memory that a CTA allocates; empty before sm_100
     tmem: tuple[TmemRegion, ...] = ()
-    registers: int | None = None
-    stack_bytes: int | None = None
-    prediction: Prediction | None = None
+    registers: int | None = None  # of a thread, from the machine code; None where it was not compiled
+    stack_bytes: int | None = None  # of a thread; spilled registers lie there
+    prediction: Prediction | None = None  # modelled, never measured; None where no model knows the kernel
+    # microseconds on the GPU at hand, in a CUDA graph; None where it was not asked for, or nothing times the operation
     measured: float | None = None
+    # what the emulator counts of a smaller problem, as `cute_kernels.explore.plan_facts.counted`
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    small: Plan | None = None
-    arch: str | None = None
+    small: Plan | None = None  # plan of that problem, for the same kernel; None where nothing is counted
+    arch: str | None = None  # what the row is planned for, or the program's kernels are compiled for
+    # of a program whose kernels are at fault, or refused by the emulator: that which ``emulate`` exits with
     status: int = 0
 
     def plan(self, problem: Any, *, sm_count: int | None = None) -> Plan:

@@ -98,20 +98,14 @@ class Row:
 
 @dataclass(frozen=True)
 class TensorRow(Row):
-    """A tensor.
-
-    Attributes:
-        dtypes: allowed element types.
-        shapes: allowed shapes in words, ``"[N, K]"``, of which the number of extents is checked; none if empty.
-        dense: contiguous, and every extent at least 1.
-        may_be_empty: every extent but the last may be 0 all the same.
-    """
+    """A tensor."""
 
     role: Role = "varies"
-    dtypes: tuple[torch.dtype, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()  # allowed element types
+    # allowed shapes in words, ``"[N, K]"``, of which the number of extents is checked; none if empty
     shapes: tuple[str, ...] = ()
-    dense: bool = False
-    may_be_empty: bool = False
+    dense: bool = False  # contiguous, and every extent at least 1
+    may_be_empty: bool = False  # every extent but the last may be 0 all the same
 
     def tensors(self, name: str) -> tuple[str, ...]:
         return (f"Tensor{'?' if self.optional else ''} {name}",)

@@ -51,22 +51,15 @@ this do not tell plans apart."""
 
 @dataclass(frozen=True)
 class UnitClocks:
-    """Clocks of an SM for one unit of work.
+    """Clocks of an SM for one unit of work."""
 
-    Attributes:
-        operand_byte: brought from L2 into shared memory by TMA.
-        line: 128 bytes through the load/store unit: a wavefront of shared memory, a line of a global access; staging
-            that TMA reads counts as well.
-        partial_line: besides, of a line that a store of 32 bytes writes a part of.
-        wait: one ``tcgen05.wait::ld`` of the warp that has the most of them.
-        column: one accumulator column of that warp.
-    """
-
-    operand_byte: float
+    operand_byte: float  # brought from L2 into shared memory by TMA
+    # 128 bytes through the load/store unit: a wavefront of shared memory, a line of a global access; staging that TMA
+    # reads counts as well
     line: float
-    partial_line: float
-    wait: float
-    column: float
+    partial_line: float  # besides, of a line that a store of 32 bytes writes a part of
+    wait: float  # one ``tcgen05.wait::ld`` of the warp that has the most of them
+    column: float  # one accumulator column of that warp
 
 
 FITTED = UnitClocks(operand_byte=0.0142, line=0.451, partial_line=0.426, wait=80.2, column=5.34)
@@ -75,29 +68,17 @@ FITTED = UnitClocks(operand_byte=0.0142, line=0.451, partial_line=0.426, wait=80
 
 @dataclass(frozen=True)
 class TileWork:
-    """Work of the busiest CTA of a launch.
+    """Work of the busiest CTA of a launch."""
 
-    Attributes:
-        tiles: one after the other.
-        mma_clocks: of a tile at the published rate of the tensor core.
-        operand_bytes: of a tile, brought by TMA.
-        lines: of a tile, as `UnitClocks.line` counts them.
-        waits: of a tile, in the warp that has the most.
-        columns: of a tile, in that warp.
-        memory_bytes: that the whole launch reads from and writes to device memory.
-        once_lines: lines before the first tile, of bringing a resident weight to its place.
-        partial_lines: of a tile, those of its lines that a store writes a part of.
-    """
-
-    tiles: int
-    mma_clocks: float
-    operand_bytes: float
-    lines: float
-    waits: float
-    columns: float
-    memory_bytes: float
-    once_lines: float = 0.0
-    partial_lines: float = 0.0
+    tiles: int  # one after the other
+    mma_clocks: float  # of a tile at the published rate of the tensor core
+    operand_bytes: float  # of a tile, brought by TMA
+    lines: float  # of a tile, as `UnitClocks.line` counts them
+    waits: float  # of a tile, in the warp that has the most
+    columns: float  # of a tile, in that warp
+    memory_bytes: float  # that the whole launch reads from and writes to device memory
+    once_lines: float = 0.0  # lines before the first tile, of bringing a resident weight to its place
+    partial_lines: float = 0.0  # of a tile, those of its lines that a store writes a part of
 
 
 PARTS = {

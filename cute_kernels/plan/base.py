@@ -27,26 +27,18 @@ Kind = Literal["pointer", "value", "size"]
 
 @dataclass(frozen=True)
 class Operand:
-    """The argument that a host function takes by one name.
+    """The argument that a host function takes by one name."""
 
-    Attributes:
-        name: of the parameter, and of the address or number that a launch gives for it.
-        dtype: element type, as torch names it; ``"tfloat32"``: FP32 in memory, which TMA rounds to TF32.
-        kind: ``"pointer"``: a device address; ``"value"``: one number that is given with every launch; ``"size"``: one
-            that the plan knows.
-        alignment: of the address, in bytes.
-        present: whether this plan's kernel was compiled with it; the host function takes None for one that is absent.
-        written: whether the kernel writes the memory, all of which is then its output.
-        size: the number of a ``"size"``.
-    """
-
-    name: str
-    dtype: str
+    name: str  # of the parameter, and of the address or number that a launch gives for it
+    dtype: str  # element type, as torch names it; ``"tfloat32"``: FP32 in memory, which TMA rounds to TF32
+    # ``"pointer"``: a device address; ``"value"``: one number that is given with every launch; ``"size"``: one that the
+    # plan knows
     kind: Kind = "pointer"
-    alignment: int = 16
+    alignment: int = 16  # of the address, in bytes
+    # whether this plan's kernel was compiled with it; the host function takes None for one that is absent
     present: bool = True
-    written: bool = False
-    size: int = 0
+    written: bool = False  # whether the kernel writes the memory, all of which is then its output
+    size: int = 0  # the number of a ``"size"``
 
     given = flag(lambda self: self.present and self.kind != "size")
     """Whether a launch has to say where it is, or what."""
@@ -66,20 +58,14 @@ def profile_operand(stamps: int) -> Operand:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A modelled time, never a measured one.
+    """A modelled time, never a measured one."""
 
-    Attributes:
-        microseconds: of the launch.
-        parts: what it consists of: microseconds by what takes them. Where several things run beside each other and the
-            longest decides, only that one is in it.
-        caveat: what is known of the model's errors: a sentence that stands under every table of its times.
-        error: how far off the model is to be expected, as a part of the time.
-    """
-
-    microseconds: float
+    microseconds: float  # of the launch
+    # what it consists of: microseconds by what takes them. Where several things run beside each other and the longest
+    # decides, only that one is in it
     parts: Mapping[str, float]
-    caveat: str
-    error: float
+    caveat: str  # what is known of the model's errors: a sentence that stands under every table of its times
+    error: float  # how far off the model is to be expected, as a part of the time
 
     least = number(lambda self: self.microseconds * (1 - self.error))
     """Lower end of the range of microseconds."""
@@ -493,24 +479,18 @@ def check_fields(config: Any, fields: Fields) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """One kernel of an operation on an architecture.
+    """One kernel of an operation on an architecture."""
 
-    Attributes:
-        config: class of its tunables.
-        plan: ``(problem, config, arch, sm_count) -> Plan``; chooses the fields that are open, and raises ValueError
-            where a limit is broken.
-        fields: legal values of its tunables.
-        choose: ``(problem, arch, sm_count)`` -> the configuration that a problem gets; it may leave fields open.
-        search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first;
-            none of a problem that it cannot compute.
-        takes: why a problem does not get this kernel unless its configuration asks for it; empty where it does.
-        predict: the modelled time of a plan.
-    """
-
-    config: type
+    config: type  # class of its tunables
+    # ``(problem, config, arch, sm_count) -> Plan``; chooses the fields that are open, and raises ValueError where a
+    # limit is broken
     plan: Checked
-    fields: Fields
+    fields: Fields  # legal values of its tunables
+    # ``(problem, arch, sm_count)`` -> the configuration that a problem gets; it may leave fields open
     choose: Callable[[Any, Arch, int], Any]
+    # ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first; none of a
+    # problem that it cannot compute
     search: Callable[[Any, Arch, int], list[Any]]
+    # why a problem does not get this kernel unless its configuration asks for it; empty where it does
     takes: Callable[[Any, Arch], str] = lambda problem, arch: ""
-    predict: Callable[[Any], Prediction | None] | None = None
+    predict: Callable[[Any], Prediction | None] | None = None  # the modelled time of a plan

@@ -43,41 +43,26 @@ _WARP = re.compile(r"(?:(?:(\d+)\.)?(\d+)\.)?(\d+)")
 
 @dataclass(frozen=True)
 class Breakpoint:
-    """Where warps stop.
+    """Where warps stop."""
 
-    Attributes:
-        number: from 1 on.
-        place: as it was given.
-        instructions: indices of those in front of which warps stop.
-        warp: the only one that does, or "".
-        holds: its condition.
-        watch: what it stops behind a change of, in place of an instruction.
-    """
-
-    number: int
-    place: str
-    instructions: tuple[int, ...]
-    warp: str = ""
-    holds: Callable[[Warp], bool] = lambda warp: True
-    watch: watching.Watch | None = None
+    number: int  # from 1 on
+    place: str  # as it was given
+    instructions: tuple[int, ...]  # indices of those in front of which warps stop
+    warp: str = ""  # the only one that does, or ""
+    holds: Callable[[Warp], bool] = lambda warp: True  # its condition
+    watch: watching.Watch | None = None  # what it stops behind a change of, in place of an instruction
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a launch stands.
+    """Where a launch stands."""
 
-    Attributes:
-        reason: ``"breakpoint 1"``, ``"watchpoint 2: .."`` with the change, ``"step"``, ``"back"``, ``"interrupt"``,
-            ``"exit"`` (of the warp that was to step), ``"fault"`` or ``"end"``.
-        warp: that stopped, as ``"CLUSTER.CTA.WARP"``; "" at the end.
-        instruction: that it executes next; None at the end.
-        error: what the emulator reports, of a fault.
-    """
-
+    # ``"breakpoint 1"``, ``"watchpoint 2: .."`` with the change, ``"step"``, ``"back"``, ``"interrupt"``, ``"exit"``
+    # (of the warp that was to step), ``"fault"`` or ``"end"``
     reason: str
-    warp: str = ""
-    instruction: Instruction | None = None
-    error: EmulatorError | None = None
+    warp: str = ""  # that stopped, as ``"CLUSTER.CTA.WARP"``; "" at the end
+    instruction: Instruction | None = None  # that it executes next; None at the end
+    error: EmulatorError | None = None  # what the emulator reports, of a fault
 
     def __str__(self) -> str:
         if self.instruction is None:

@@ -16,17 +16,11 @@ _MOST_TRIED = 3  # meetings of a place
 
 @dataclass
 class Orders:
-    """Orders of a launch.
+    """Orders of a launch."""
 
-    Attributes:
-        left: that are known and have not been tried, as steps.
-        known: number of all that are known, beside those of places.
-        words: what each hold brings about.
-    """
-
-    left: list[tuple[Step, ...]] = field(default_factory=list)
-    known: int = 0
-    words: dict[Step, str] = field(default_factory=dict)
+    left: list[tuple[Step, ...]] = field(default_factory=list)  # that are known and have not been tried, as steps
+    known: int = 0  # number of all that are known, beside those of places
+    words: dict[Step, str] = field(default_factory=dict)  # what each hold brings about
     _planned: set[frozenset[Step]] = field(default_factory=set)
     _seen: set[frozenset[tuple[Event, Event]]] = field(default_factory=set)
 

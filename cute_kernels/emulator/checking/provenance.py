@@ -60,23 +60,17 @@ Byte = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Event:
-    """An instruction that a warp is about to execute.
+    """An instruction that a warp is about to execute."""
 
-    Attributes:
-        cluster, cta, warp: who; ``lanes``: mask of those that execute it.
-        values: of the registers that it reads; addresses of variables.
-        map: tensor map of a copy.
-        form: of a wgmma.
-    """
-
+    # cluster, cta, warp: who
     cluster: int
     cta: int
     warp: int
-    lanes: int
+    lanes: int  # mask of those that execute it
     instruction: ptx.Instruction
-    values: dict[str, int | np.ndarray]
-    map: Any = None
-    form: Form | None = None
+    values: dict[str, int | np.ndarray]  # of the registers that it reads; addresses of variables
+    map: Any = None  # tensor map of a copy
+    form: Form | None = None  # of a wgmma
 
     def value(self, operand: ptx.Operand, lane: int | None = None) -> int:
         """A register in a lane, the first that executes if none is given; or a number."""
@@ -123,19 +117,13 @@ class Event:
 
 @dataclass
 class Trail:
-    """Instructions of a launch through which its data go, in its order; `Options.debugger` of one run.
+    """Instructions of a launch through which its data go, in its order; `Options.debugger` of one run."""
 
-    Attributes:
-        events: so far.
-        writes: of a register of a warp, by (cluster, CTA, warp, register): events that write it, in order.
-        stores: indices of those that write memory.
-        kernel: that ran; ``shared``: offsets of its shared variables.
-    """
-
-    events: list[Event] = field(default_factory=list)
-    stores: list[int] = field(default_factory=list)
-    kernel: ptx.Kernel | None = None
-    shared: Mapping[str, int] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)  # so far
+    stores: list[int] = field(default_factory=list)  # indices of those that write memory
+    kernel: ptx.Kernel | None = None  # that ran
+    shared: Mapping[str, int] = field(default_factory=dict)  # offsets of its shared variables
+    # of a register of a warp, by (cluster, CTA, warp, register): events that write it, in order
     writes: dict[tuple[int, int, int, str], list[int]] = field(default_factory=dict)
 
     def begins(self, scheduler: Scheduler) -> None:

@@ -22,18 +22,13 @@ OTHER_INPUTS = "not the same inputs, or memory that nobody has written"
 
 @dataclass(frozen=True)
 class LaunchMemory:
-    """Device memory around one launch: uint8 per array, in the order in which the program allocated them.
+    """Device memory around one launch: uint8 per array, in the order in which the program allocated them."""
 
-    Attributes:
-        name: of the kernel.
-        before, after: contents.
-        names: of the arrays, "" where they have none.
-    """
-
-    name: str
+    name: str  # of the kernel
+    # before, after: contents
     before: tuple[np.ndarray, ...]
     after: tuple[np.ndarray, ...]
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the arrays, "" where they have none
 
     def title(self, array: int) -> str:
         """An array in words."""
@@ -96,26 +91,19 @@ def memory_of_program(side: str, arch: str, failures: list[str]) -> list[LaunchM
 
 @dataclass(frozen=True)
 class Difference:
-    """The first bytes that differ.
+    """The first bytes that differ."""
 
-    Attributes:
-        launch: number of the launch behind which they do; of B ``other``, where that is another one.
-        array: which, in words; ``byte``: of it; ``nbytes``: that are compared.
-        bytes_differ: of the array.
-        a, b: eight bytes from a multiple of eight on, or fewer at the end.
-        inputs: what differs before the launch already though no launch has written it, in words, or "".
-    """
-
-    launch: int
+    launch: int  # number of the launch behind which they do; of B ``other``, where that is another one
     other: int
     kernel: str
-    array: str
-    byte: int
-    nbytes: int
-    bytes_differ: int
+    array: str  # which, in words
+    byte: int  # of it
+    nbytes: int  # that are compared
+    bytes_differ: int  # of the array
+    # a, b: eight bytes from a multiple of eight on, or fewer at the end
     a: bytes
     b: bytes
-    inputs: str = ""
+    inputs: str = ""  # what differs before the launch already though no launch has written it, in words, or ""
 
     def __str__(self) -> str:
         other = f" of A and {self.other} of B" if self.other != self.launch else ""
@@ -129,19 +117,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether two runs leave the same bits.
+    """Whether two runs leave the same bits."""
 
-    Attributes:
-        launches: numbers of launches that are compared, of A and of B.
-        difference: the first one.
-        inputs: where there is none, inputs that differ, in words.
-        failed: programs that failed by themselves, behind the launches that are compared.
-    """
-
-    launches: tuple[int, int]
-    difference: Difference | None
-    inputs: str
-    failed: tuple[str, ...]
+    launches: tuple[int, int]  # numbers of launches that are compared, of A and of B
+    difference: Difference | None  # the first one
+    inputs: str  # where there is none, inputs that differ, in words
+    failed: tuple[str, ...]  # programs that failed by themselves, behind the launches that are compared
 
     @property
     def status(self) -> int:

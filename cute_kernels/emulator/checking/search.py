@@ -31,25 +31,18 @@ DIFFERENT_RESULT = "DifferentResult"
 
 @dataclass(frozen=True)
 class Finding:
-    """A launch that fails under a schedule.
+    """A launch that fails under a schedule."""
 
-    Attributes:
-        recorded, schedule: what fails, and when.
-        kind: name of the class of the error, or `DIFFERENT_RESULT`.
-        text: in what the result differs, or the emulator's message.
-        error: what the emulator raised, or None for a result that differs.
-        fewest: the fewest steps that show it; None where the schedule draws nothing, or where they do not show it
-            again, as where results depend on how two launches overlap.
-        order: of two events of a place, in words, which make it fail; "" where nothing is known of any.
-    """
-
+    # recorded, schedule: what fails, and when
     recorded: RecordedLaunch
     schedule: Schedule
-    kind: str
-    text: str
-    error: EmulatorError | None = None
+    kind: str  # name of the class of the error, or `DIFFERENT_RESULT`
+    text: str  # in what the result differs, or the emulator's message
+    error: EmulatorError | None = None  # what the emulator raised, or None for a result that differs
+    # the fewest steps that show it; None where the schedule draws nothing, or where they do not show it again, as where
+    # results depend on how two launches overlap
     fewest: FewestSteps | None = None
-    order: str = ""
+    order: str = ""  # of two events of a place, in words, which make it fail; "" where nothing is known of any
 
     @property
     def refused(self) -> bool:
@@ -71,23 +64,16 @@ class Budget:
 
 @dataclass
 class Tally:
-    """Progress of a search.
+    """Progress of a search."""
 
-    Attributes:
-        places: runs in which two events of a place came in the other order.
-        orders: runs in which several came in another order; ``known``: how many such orders are known.
-        systematic, random: runs under such schedules.
-        complete: all systematic ones ran.
-        certified: launches whose certificate stands for all schedules, so that none is tried.
-    """
-
-    places: int = 0
-    orders: int = 0
-    known: int = 0
+    places: int = 0  # runs in which two events of a place came in the other order
+    orders: int = 0  # runs in which several came in another order
+    known: int = 0  # how many such orders are known
+    # systematic, random: runs under such schedules
     systematic: int = 0
     random: int = 0
-    complete: bool = False
-    certified: int = 0
+    complete: bool = False  # all systematic ones ran
+    certified: int = 0  # launches whose certificate stands for all schedules, so that none is tried
 
     @property
     def runs(self) -> int:
@@ -205,30 +191,20 @@ class Search:
     """The launches of one program under many schedules.
 
     What is found does not depend on the executor, but for how far the time reaches: schedules are judged in their
-    order.
+    order."""
 
-    Args:
-        launches: as `Recorder` has them; `run` replaces those whose places it has tried.
-        budget: see `Budget`.
-        options: fields of `Options` for every run, beside the schedule's.
-        results_may_differ: from schedule to schedule; else that is a finding.
-        progress: called before each run with the tally and the seconds since the search began.
-        executor, jobs: where runs are executed, as for `Workers`.
-        reduction: seconds that steps of a failing schedule are reduced for.
-        always: launches with a certificate are searched like all others.
-        places_alone: nothing else is tried than places.
-    """
-
-    launches: list[RecordedLaunch]
-    budget: Budget = field(default_factory=Budget)
-    options: dict[str, Any] = field(default_factory=dict)
-    results_may_differ: bool = False
+    launches: list[RecordedLaunch]  # as `Recorder` has them; `run` replaces those whose places it has tried
+    budget: Budget = field(default_factory=Budget)  # see `Budget`
+    options: dict[str, Any] = field(default_factory=dict)  # fields of `Options` for every run, beside the schedule's
+    results_may_differ: bool = False  # from schedule to schedule; else that is a finding
+    # called before each run with the tally and the seconds since the search began
     progress: Callable[[Tally, float], None] = lambda tally, seconds: None
+    # executor, jobs: where runs are executed, as for `Workers`
     executor: Executor | Callable[[], Executor] | None = None
     jobs: int = 1
-    reduction: float = 30.0
-    always: bool = False
-    places_alone: bool = False
+    reduction: float = 30.0  # seconds that steps of a failing schedule are reduced for
+    always: bool = False  # launches with a certificate are searched like all others
+    places_alone: bool = False  # nothing else is tried than places
 
     def __post_init__(self) -> None:
         self._timely = True

@@ -45,17 +45,11 @@ def condition(text: str, kernel: Kernel) -> Callable[[Warp], bool]:
 
 @dataclass
 class Watch:
-    """Something that a launch stops behind a change of.
+    """Something that a launch stops behind a change of."""
 
-    Attributes:
-        text: what, in words.
-        read: its value now; None: it has none, as where its warp does not run.
-        last: what it was.
-    """
-
-    text: str
-    read: Callable[[], np.ndarray | None]
-    last: np.ndarray | None = None
+    text: str  # what, in words
+    read: Callable[[], np.ndarray | None]  # its value now; None: it has none, as where its warp does not run
+    last: np.ndarray | None = None  # what it was
 
     def change(self) -> str:
         """How it has changed since the last call, in words, or ""."""

@@ -151,39 +151,27 @@ def instruction_class(opcode: str) -> str:
 
 @dataclass(frozen=True)
 class InstructionCounts:
-    """Counts of one PTX instruction.
+    """Counts of one PTX instruction."""
 
-    Attributes:
-        ptx_line: 1-based line of the PTX text; 0 for work that belongs to no instruction.
-        opcode: as written.
-        executions: warp instructions per role.
-        units: as of `UnitCounts`. Loads or stores of one source line that the emulator performs as one access count
-            for the first of them.
-    """
-
-    ptx_line: int
-    opcode: str
-    executions: dict[str, int]
+    ptx_line: int  # 1-based line of the PTX text; 0 for work that belongs to no instruction
+    opcode: str  # as written
+    executions: dict[str, int]  # warp instructions per role
+    # as of `UnitCounts`. Loads or stores of one source line that the emulator performs as one access count for the
+    # first of them
     units: dict[str, dict[str, dict[str, int]]]
 
 
 @dataclass(frozen=True)
 class UnitCounts:
-    """Work per warp role and unit.
+    """Work per warp role and unit."""
 
-    Attributes:
-        ctas: CTAs that ran.
-        instructions: role -> `instruction_class` -> warp instructions.
-        units: role -> kind -> metric -> count. Kinds are ``ld.shared.16B`` (name, space, bytes per lane), ``tma.load``,
-            ``mma``, ``tmem.ld``, ``wait.mbarrier`` and so on; docs/emulator/counters.md lists the metrics of each.
-        activities: role -> what its warps do, `roles.activity`.
-        by_instruction: the same counts by PTX instruction, in the order of the text; their sums are the ones above.
-    """
-
-    ctas: int
-    instructions: dict[str, dict[str, int]]
+    ctas: int  # CTAs that ran
+    instructions: dict[str, dict[str, int]]  # role -> `instruction_class` -> warp instructions
+    # role -> kind -> metric -> count. Kinds are ``ld.shared.16B`` (name, space, bytes per lane), ``tma.load``, ``mma``,
+    # ``tmem.ld``, ``wait.mbarrier`` and so on; docs/emulator/counters.md lists the metrics of each
     units: dict[str, dict[str, dict[str, int]]]
-    activities: dict[str, str] = field(default_factory=dict)
+    activities: dict[str, str] = field(default_factory=dict)  # role -> what its warps do, `roles.activity`
+    # the same counts by PTX instruction, in the order of the text; their sums are the ones above
     by_instruction: tuple[InstructionCounts, ...] = field(default=(), repr=False)
 
     def total(self, metric: str, kind: str = "", role: str | None = None) -> int:

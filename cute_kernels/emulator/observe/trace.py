@@ -70,29 +70,22 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Flight:
-    """An asynchronous operation that has been issued.
+    """An asynchronous operation that has been issued."""
 
-    Attributes:
-        name, what: short, and in full.
-        unit, track: where it is drawn.
-        slot: place of its track among those of the unit in the CTA of this rank, -1: operations run in order there.
-        issuer: the instruction that issued it, and its step; None: none did.
-        issued, done: first step after its issue, and that in which it took effect.
-        signals: key of the waits that its end may satisfy, see `AsyncOp`.
-        outer: the operation that took effect when this one did, and its step.
-    """
-
+    # name, what: short, and in full
     name: str
     what: str
+    # unit, track: where it is drawn
     unit: str
     rank: int
     track: Track
-    slot: int
-    issuer: tuple[Track, int] | None
+    slot: int  # place of its track among those of the unit in the CTA of this rank, -1: operations run in order there
+    issuer: tuple[Track, int] | None  # the instruction that issued it, and its step; None: none did
+    # issued, done: first step after its issue, and that in which it took effect
     issued: int
-    signals: Hashable
+    signals: Hashable  # key of the waits that its end may satisfy, see `AsyncOp`
     done: int = 0
-    outer: tuple[Track, int] | None = None
+    outer: tuple[Track, int] | None = None  # the operation that took effect when this one did, and its step
 
 
 @contextlib.contextmanager

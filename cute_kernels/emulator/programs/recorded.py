@@ -123,29 +123,20 @@ class MemoryImage:
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """A launch as a program made it.
+    """A launch as a program made it."""
 
-    Attributes:
-        number: which launch of the program it is, from 1 on.
-        launch: shape, parameters and PTX.
-        memory: all device memory before the launch.
-        previous: the launch before it, where this one may begin before that one is over (programmatic stream
-            serialisation, and no other work on the device in between), else None.
-        roles: names of warps, () where none are given; ``barriers``: of mbarriers, as of `Options`.
-        variables: name and bytes of the module's .global variables before the launch; () before its first one.
-        warp_instructions: how many it executed in the program; 0 where it did not end.
-        certificate: what its run in the program says of all other schedules; None where it did not end, or ran without
-            detectors.
-    """
-
-    number: int
-    launch: CapturedLaunch
-    memory: tuple[MemoryImage, ...]
+    number: int  # which launch of the program it is, from 1 on
+    launch: CapturedLaunch  # shape, parameters and PTX
+    memory: tuple[MemoryImage, ...]  # all device memory before the launch
+    # the launch before it, where this one may begin before that one is over (programmatic stream serialisation, and no
+    # other work on the device in between), else None
     previous: RecordedLaunch | None = None
-    roles: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()  # names of warps, () where none are given
+    # name and bytes of the module's .global variables before the launch; () before its first one
     variables: tuple[tuple[str, np.ndarray], ...] = ()
-    warp_instructions: int = 0
-    barriers: tuple[tuple[int, str], ...] = ()
+    warp_instructions: int = 0  # how many it executed in the program; 0 where it did not end
+    barriers: tuple[tuple[int, str], ...] = ()  # of mbarriers, as of `Options`
+    # what its run in the program says of all other schedules; None where it did not end, or ran without detectors
     certificate: Certificate | None = None
 
     @property

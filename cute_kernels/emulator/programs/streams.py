@@ -33,21 +33,14 @@ Point = Clock | Captured
 
 @dataclass(frozen=True)
 class Done:
-    """A launch that is over here, and may not be on a GPU.
+    """A launch that is over here, and may not be on a GPU."""
 
-    Attributes:
-        launch: what the program made; number: which of its launches.
-        stream: its handle; tick: which of the stream's launches it is, from 1 on.
-        spans: what it accessed.
-        alive: whether the memory of a region, by its first address, has not been freed since.
-    """
-
-    launch: CapturedLaunch
-    number: int
-    stream: int
-    tick: int
-    spans: Sequence[Span]
-    alive: Callable[[int], bool]
+    launch: CapturedLaunch  # what the program made
+    number: int  # which of its launches
+    stream: int  # its handle
+    tick: int  # which of the stream's launches it is, from 1 on
+    spans: Sequence[Span]  # what it accessed
+    alive: Callable[[int], bool]  # whether the memory of a region, by its first address, has not been freed since
 
     def accesses(self) -> list[Span]:
         """Spans of memory that has not been freed since."""

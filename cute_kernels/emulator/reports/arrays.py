@@ -37,17 +37,11 @@ class Array:
 
 @dataclass(frozen=True)
 class Tile:
-    """A tensor of the program in the shared or tensor memory of a CTA.
+    """A tensor of the program in the shared or tensor memory of a CTA."""
 
-    Attributes:
-        name: its variable.
-        view: layout and swizzle.
-        first: byte of shared memory, or column of what was allocated, at which it begins, or part 0 of it does.
-    """
-
-    name: str
-    view: View
-    first: int
+    name: str  # its variable
+    view: View  # layout and swizzle
+    first: int  # byte of shared memory, or column of what was allocated, at which it begins, or part 0 of it does
 
     @property
     def dtype(self) -> np.dtype:

@@ -23,28 +23,20 @@ SCHEMA = Path(__file__).with_name("schema.json")
 
 @dataclass
 class Outcome:
-    """Outcome of a command, as the file says it beside the reports.
+    """Outcome of a command, as the file says it beside the reports."""
 
-    Attributes:
-        command: its name; ``arguments``: the whole command as words.
-        program, arch: what ran, and for which architecture.
-        status: the exit status.
-        seed, schedule: under which the program ran, options of the command.
-        launches: `launch_facts` of each.
-        summary: numbers of the command as a whole, by name.
-        suppressed: how often a report was left out, by suppression.
-    """
-
-    command: str
-    arguments: Sequence[str]
+    command: str  # its name
+    arguments: Sequence[str]  # the whole command as words
+    # program, arch: what ran, and for which architecture
     program: str
     arch: str
-    status: int = 0
+    status: int = 0  # the exit status
+    # seed, schedule: under which the program ran, options of the command
     seed: int = 0
     schedule: Sequence[str] = ()
-    launches: list[dict[str, Any]] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
-    suppressed: dict[str, int] = field(default_factory=dict)
+    launches: list[dict[str, Any]] = field(default_factory=list)  # `launch_facts` of each
+    summary: dict[str, Any] = field(default_factory=dict)  # numbers of the command as a whole, by name
+    suppressed: dict[str, int] = field(default_factory=dict)  # how often a report was left out, by suppression
 
 
 def document(outcome: Outcome, diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:

@@ -23,21 +23,14 @@ Fields = dict[str, object]
 
 @dataclass(frozen=True)
 class Cause:
-    """A row of the table of causes.
+    """A row of the table of causes."""
 
-    Attributes:
-        kinds: of the reports that it may be the cause of.
-        holds: fields of ``help`` where it may be the cause, beside those of `Evidence.common`; None where it is not.
-        help: cause and mend; "": the help of ``kind``.
-        kind: that the report becomes, "" for none.
-        when: of the fields, whether it is the cause.
-    """
-
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # of the reports that it may be the cause of
+    # fields of ``help`` where it may be the cause, beside those of `Evidence.common`; None where it is not
     holds: Callable[[Evidence], Fields | None]
-    help: str
-    kind: str = ""
-    when: Callable[[Fields], bool] = lambda fields: True
+    help: str  # cause and mend; "": the help of ``kind``
+    kind: str = ""  # that the report becomes, "" for none
+    when: Callable[[Fields], bool] = lambda fields: True  # of the fields, whether it is the cause
 
     def fields(self, evidence: Evidence) -> Fields | None:
         """Fields of ``help``, None where it is not the cause."""
@@ -47,23 +40,14 @@ class Cause:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One fault.
+    """One fault."""
 
-    Attributes:
-        error: the fault.
-        waiting: of a hang, who waits for what.
-        place: of an instruction in the program.
-        title: of an mbarrier, its name or where it is.
-        arrays: of shared memory, those that are known.
-        kernel: None if it is not known.
-    """
-
-    error: EmulatorError
-    waiting: tuple[Waiting, ...]
-    place: Callable[[Located], Place]
-    title: Callable[[BarrierState], str]
-    arrays: Sequence[Array]
-    kernel: Kernel | None = None
+    error: EmulatorError  # the fault
+    waiting: tuple[Waiting, ...]  # of a hang, who waits for what
+    place: Callable[[Located], Place]  # of an instruction in the program
+    title: Callable[[BarrierState], str]  # of an mbarrier, its name or where it is
+    arrays: Sequence[Array]  # of shared memory, those that are known
+    kernel: Kernel | None = None  # None if it is not known
 
     @property
     def instructions(self) -> Sequence[Located]:

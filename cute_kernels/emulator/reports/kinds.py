@@ -10,19 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault.
+    """A kind of fault."""
 
-    Attributes:
-        name: as reports, ``--suppress`` and the schema have it.
-        sentence: see the module.
-        help: usual cause and mend, one sentence; "" where nothing can be said.
-        detector: a detector reports it, and execution could go on.
-    """
-
-    name: str
-    sentence: str = ""
-    help: str = ""
-    detector: bool = False
+    name: str  # as reports, ``--suppress`` and the schema have it
+    sentence: str = ""  # see the module
+    help: str = ""  # usual cause and mend, one sentence; "" where nothing can be said
+    detector: bool = False  # a detector reports it, and execution could go on
 
 
 _RACES = (

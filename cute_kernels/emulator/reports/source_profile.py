@@ -31,21 +31,13 @@ _SECTOR_BYTES = 32
 
 @dataclass
 class LineCounts:
-    """Counts of one line.
+    """Counts of one line."""
 
-    Attributes:
-        place: the line; None for what has no line of its own: branches and loop counters, mostly.
-        counts: by column.
-        by_role: instructions per role.
-        units: kind -> metric -> count, of all roles.
-        ptx_lines: of the PTX texts of the profile.
-    """
-
-    place: SourcePlace | None
-    counts: Counter[str] = field(default_factory=Counter)
-    by_role: Counter[str] = field(default_factory=Counter)
-    units: dict[str, Counter[str]] = field(default_factory=dict)
-    ptx_lines: set[int] = field(default_factory=set)
+    place: SourcePlace | None  # the line; None for what has no line of its own: branches and loop counters, mostly
+    counts: Counter[str] = field(default_factory=Counter)  # by column
+    by_role: Counter[str] = field(default_factory=Counter)  # instructions per role
+    units: dict[str, Counter[str]] = field(default_factory=dict)  # kind -> metric -> count, of all roles
+    ptx_lines: set[int] = field(default_factory=set)  # of the PTX texts of the profile
 
     def add(self, other: InstructionCounts) -> None:
         """Adds what an instruction of the line did."""
@@ -76,22 +68,15 @@ def columns_of(kind: str, metrics: dict[str, int]) -> dict[str, int]:
 
 @dataclass
 class Profile:
-    """Launches of one kernel.
+    """Launches of one kernel."""
 
-    Attributes:
-        kernel: name of the entry.
-        name: of the kernel in its program, "" if that is not known.
-        launches, ctas: how many ran.
-        lines: with counts, by place.
-        activities: role -> what its warps do.
-    """
-
-    kernel: str
-    name: str = ""
+    kernel: str  # name of the entry
+    name: str = ""  # of the kernel in its program, "" if that is not known
+    # launches, ctas: how many ran
     launches: int = 0
     ctas: int = 0
-    lines: dict[SourcePlace | None, LineCounts] = field(default_factory=dict)
-    activities: dict[str, str] = field(default_factory=dict)
+    lines: dict[SourcePlace | None, LineCounts] = field(default_factory=dict)  # with counts, by place
+    activities: dict[str, str] = field(default_factory=dict)  # role -> what its warps do
 
     def add(self, ptx: str, units: UnitCounts) -> None:
         """Adds a launch: its PTX, and its counts by instruction."""

@@ -20,27 +20,21 @@ DEFAULT_STAMPS = 16384
 
 @dataclass(frozen=True, eq=False)
 class WarpRecord:
-    """Record that one warp wrote.
+    """Record that one warp wrote."""
 
-    Attributes:
-        cta, warp: which one; ``role`` is the warp's in the kernel's graph.
-        sm: multiprocessor that it ran on.
-        begin, finish: clock of that multiprocessor and nanoseconds of the device, read one after the other when the
-            roles began and when this one was over.
-        clocks: int64 ``[stamps]``: clocks of the multiprocessor.
-        phases: int64 ``[stamps]``: what began at each of them; the last one is `Phase.END` unless stamps were lost.
-        lost: stamps for which there was no room; those that are there are the first.
-    """
-
+    # cta, warp: which one; ``role`` is the warp's in the kernel's graph
     cta: int
     warp: int
     role: str
-    sm: int
+    sm: int  # multiprocessor that it ran on
+    # begin, finish: clock of that multiprocessor and nanoseconds of the device, read one after the other when the roles
+    # began and when this one was over
     begin: tuple[int, int]
     finish: tuple[int, int]
-    clocks: torch.Tensor
+    clocks: torch.Tensor  # int64 ``[stamps]``: clocks of the multiprocessor
+    # int64 ``[stamps]``: what began at each of them; the last one is `Phase.END` unless stamps were lost
     phases: torch.Tensor
-    lost: int
+    lost: int  # stamps for which there was no room; those that are there are the first
 
 
 @dataclass(frozen=True, eq=False)

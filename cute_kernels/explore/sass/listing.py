@@ -19,31 +19,20 @@ _LABELLED = re.compile(r"[.$][.$\w]+")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One instruction."""
 
-    Attributes:
-        address: byte offset in its kernel.
-        predicate: under which it executes, e.g. ``"!P0"``; "" for always.
-        opcode: with modifiers, e.g. ``"LDG.E.64"``.
-        operands: as the disassembler writes them.
-        ptx_line: line of the PTX text that it was made of; 0 if the code does not say.
-        stall: clocks until the warp may issue the next one.
-        written, read: scoreboards that it holds until its results are written, and until its operands are read; None
-            where it holds none.
-        awaits: scoreboards that must be free before it is issued.
-        targets: addresses that its operands name.
-    """
-
-    address: int
-    predicate: str
-    opcode: str
-    operands: str
-    ptx_line: int
-    stall: int
+    address: int  # byte offset in its kernel
+    predicate: str  # under which it executes, e.g. ``"!P0"``; "" for always
+    opcode: str  # with modifiers, e.g. ``"LDG.E.64"``
+    operands: str  # as the disassembler writes them
+    ptx_line: int  # line of the PTX text that it was made of; 0 if the code does not say
+    stall: int  # clocks until the warp may issue the next one
+    # written, read: scoreboards that it holds until its results are written, and until its operands are read; None
+    # where it holds none
     written: int | None
     read: int | None
-    awaits: tuple[int, ...]
-    targets: tuple[int, ...] = ()
+    awaits: tuple[int, ...]  # scoreboards that must be free before it is issued
+    targets: tuple[int, ...] = ()  # addresses that its operands name
 
     @property
     def name(self) -> str:

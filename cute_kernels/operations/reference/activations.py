@@ -23,14 +23,10 @@ class Sigmoid:
 
     Without coefficients of ``A`` u is q.
 
-    Coefficients were fitted for the least error of all arguments, those beyond the step included, where sat ends it.
+    Coefficients were fitted for the least error of all arguments, those beyond the step included, where sat ends it."""
 
-    Attributes:
-        scale: of the argument.
-        inner, outer: coefficients of ``A`` and ``B``, ascending.
-    """
-
-    scale: float
+    scale: float  # of the argument
+    # inner, outer: coefficients of ``A`` and ``B``, ascending
     inner: tuple[float, ...]
     outer: tuple[float, ...]
 

@@ -59,31 +59,19 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Environment:
-    """Everything the findings are drawn from, so that they can be drawn from made-up ones too.
+    """Everything the findings are drawn from, so that they can be drawn from made-up ones too."""
 
-    Attributes:
-        distributions: version by normalised name of every installed distribution.
-        duplicates: normalised names that more than one installed distribution carries, e.g. after a broken upgrade.
-        driver: version of NVIDIA's kernel driver, None if it is not loaded.
-        torch_cuda: CUDA version that torch was built for, None for a CPU build.
-        gpus: what torch sees.
-        torch_error: why torch sees no GPU although the driver is loaded.
-        dsl_error: why CuTe DSL cannot be imported, None if it can.
-        compiler: path of a C compiler, or None.
-        cache_directory: None if the cache is off, or cannot be used for the reason in ``cache_error``.
-        cache_error: which variable is wrong with the cache, and how; empty if none is.
-    """
-
-    distributions: dict[str, str]
+    distributions: dict[str, str]  # version by normalised name of every installed distribution
+    # normalised names that more than one installed distribution carries, e.g. after a broken upgrade
     duplicates: tuple[str, ...]
-    driver: str | None
-    torch_cuda: str | None
-    gpus: tuple[Gpu, ...]
-    torch_error: str
-    dsl_error: str | None
-    compiler: str | None
-    cache_directory: Path | None
-    cache_error: str = ""
+    driver: str | None  # version of NVIDIA's kernel driver, None if it is not loaded
+    torch_cuda: str | None  # CUDA version that torch was built for, None for a CPU build
+    gpus: tuple[Gpu, ...]  # what torch sees
+    torch_error: str  # why torch sees no GPU although the driver is loaded
+    dsl_error: str | None  # why CuTe DSL cannot be imported, None if it can
+    compiler: str | None  # path of a C compiler, or None
+    cache_directory: Path | None  # None if the cache is off, or cannot be used for the reason in ``cache_error``
+    cache_error: str = ""  # which variable is wrong with the cache, and how; empty if none is
 
 
 def inspect_environment() -> Environment:

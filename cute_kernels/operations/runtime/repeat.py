@@ -47,79 +47,61 @@ _TENSOR_GUARDS = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 @dataclass(frozen=True)
 class Repeatable:
-    """One argument of an operation, as repeated calls see it.
+    """One argument of an operation, as repeated calls see it."""
 
-    Attributes:
-        name: of the argument.
-        role: ``"varies"``: a tensor that differs from call to call, and is an operand as it is; ``"constant"``: a
-            tensor of the model, found again by its identity, from which operands were made once; ``"scale"``: a
-            factor, None, a number, one number in memory, or a tensor of more of them, which is an operand as it is;
-            ``"static"``: anything else that the result depends on, found by its type and value.
-        operand: the operand that a tensor is, or gives.
-    """
-
-    name: str
+    name: str  # of the argument
+    # ``"varies"``: a tensor that differs from call to call, and is an operand as it is; ``"constant"``: a tensor of the
+    # model, found again by its identity, from which operands were made once; ``"scale"``: a factor, None, a number, one
+    # number in memory, or a tensor of more of them, which is an operand as it is; ``"static"``: anything else that the
+    # result depends on, found by its type and value
     role: Role
-    operand: str
+    operand: str  # the operand that a tensor is, or gives
 
 
 @dataclass(frozen=True)
 class ScaleProduct:
-    """How those factors of a call that are one number become one: in Python, or as a tensor where one is in memory.
+    """How those factors of a call that are one number become one: in Python, or as a tensor where one is in memory."""
 
-    Attributes:
-        factors: names of the arguments.
-        operand: which one takes it; absent where every factor is a tensor of more than one element, or nothing is
-            multiplied.
-        numbers: ``(factor, ...) -> float``, None in place of what is no one number; raises ValueError or TypeError.
-        tensors: ``(factor, ...) -> tensor`` of one element, likewise.
-    """
-
-    factors: tuple[str, ...]
+    factors: tuple[str, ...]  # names of the arguments
+    # which one takes it; absent where every factor is a tensor of more than one element, or nothing is multiplied
     operand: str
+    # ``(factor, ...) -> float``, None in place of what is no one number; raises ValueError or TypeError
     numbers: Callable[..., float]
-    tensors: Callable[..., torch.Tensor]
+    tensors: Callable[..., torch.Tensor]  # ``(factor, ...) -> tensor`` of one element, likewise
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RepeatedCall:
-    """One remembered call: what has to be as it was, and what is left to do.
+    """One remembered call: what has to be as it was, and what is left to do."""
 
-    Attributes:
-        types: of the arguments.
-        static, given: picks arguments that are found by their values, and these.
-        device, stream: where it launches.
-        tensors, facts, same: picks arguments that are tensors; `_facts` of each; and whether others have the same, in
-            one call.
-        constants: of each tensor of the model its place among the arguments, identity, address and version.
-        varying: places of all other tensors.
-        generation, then: of `DERIVED`, and the constants as it compares them.
-        operands: of each argument that is an operand as it is its place, and what its address is a multiple of.
-        numbers: of each number that is passed by value, what picks the factors, and what makes it of them.
-        made: make the other operands from the arguments: tensors that are looked up, or live for the call.
-        out: size, strides and type of the output.
-        launch: takes addresses and numbers in this order: operands, numbers, made, output.
-        kept: tensors that the launch reads and that nobody else keeps.
-    """
-
-    types: tuple[type, ...]
+    types: tuple[type, ...]  # of the arguments
+    # static, given: picks arguments that are found by their values, and these
     static: Picker
     given: tuple
+    # device, stream: where it launches
     device: int
     stream: int
+    # tensors, facts, same: picks arguments that are tensors; `_facts` of each; and whether others have the same, in one
+    # call
     tensors: Picker
     facts: list[tuple]
     same: Callable[..., bool]
+    # of each tensor of the model its place among the arguments, identity, address and version
     constants: tuple[tuple[int, int, int, int], ...]
-    varying: tuple[int, ...]
+    varying: tuple[int, ...]  # places of all other tensors
+    # generation, then: of `DERIVED`, and the constants as it compares them
     generation: int
     then: tuple[Source, ...]
+    # of each argument that is an operand as it is its place, and what its address is a multiple of
     operands: tuple[tuple[int, int], ...]
+    # of each number that is passed by value, what picks the factors, and what makes it of them
     numbers: tuple[tuple[Picker, Callable[..., float]], ...]
+    # make the other operands from the arguments: tensors that are looked up, or live for the call
     made: tuple[Callable[[tuple], torch.Tensor], ...]
-    out: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+    out: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # size, strides and type of the output
+    # takes addresses and numbers in this order: operands, numbers, made, output
     launch: Callable[[Sequence[Any]], None]
-    kept: tuple[torch.Tensor, ...]
+    kept: tuple[torch.Tensor, ...]  # tensors that the launch reads and that nobody else keeps
 
     def run(self, values: tuple, gradients: bool) -> torch.Tensor | None:
         """Launches, or returns None where something is not as it was."""

@@ -22,30 +22,22 @@ _LAUNCHES = 2  # where the order between launches is at stake; elsewhere a secon
 
 @dataclass(frozen=True)
 class Verdict:
-    """Fate of a mutant.
-
-    Attributes:
-        killer: kind of the fault that the emulator reported, as ``emulate`` names it, ``"wrong result"``, or "" if it
-            survived every schedule.
-        schedule: under which it was killed.
-        message: first line of the error.
-        following: opcodes of the next two instructions that synchronise.
-        place: DSL source of the mutated instruction, see `place_of`.
-        seconds: of emulation and translation.
-    """
+    """Fate of a mutant."""
 
     target: str
     key: str
     mutation: str
     opcode: str
     line: int
-    following: str
+    following: str  # opcodes of the next two instructions that synchronise
     original: str
-    place: str
+    place: str  # DSL source of the mutated instruction, see `place_of`
+    # kind of the fault that the emulator reported, as ``emulate`` names it, ``"wrong result"``, or "" if it survived
+    # every schedule
     killer: str = ""
-    schedule: str = ""
-    message: str = ""
-    seconds: float = 0.0
+    schedule: str = ""  # under which it was killed
+    message: str = ""  # first line of the error
+    seconds: float = 0.0  # of emulation and translation
 
     @property
     def survived(self) -> bool:

@@ -29,25 +29,15 @@ Family = Callable[[str, list[str]], Iterator[Edit]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed PTX text.
+    """One changed PTX text."""
 
-    Attributes:
-        mutation: what was done, e.g. ``"drop"``.
-        opcode: of the instruction it was done to.
-        ordinal: counts equal (mutation, opcode) pairs of the text from 0, so that the three name a mutant.
-        line: 1-based line in the PTX text; mutants have the same line numbers as the original.
-        following: opcodes of the next two instructions of the text that synchronise, fewer at its end.
-        original: the instruction as written.
-        ptx: the changed text.
-    """
-
-    mutation: str
-    opcode: str
-    ordinal: int
-    line: int
-    following: str
-    original: str
-    ptx: str
+    mutation: str  # what was done, e.g. ``"drop"``
+    opcode: str  # of the instruction it was done to
+    ordinal: int  # counts equal (mutation, opcode) pairs of the text from 0, so that the three name a mutant
+    line: int  # 1-based line in the PTX text; mutants have the same line numbers as the original
+    following: str  # opcodes of the next two instructions of the text that synchronise, fewer at its end
+    original: str  # the instruction as written
+    ptx: str  # the changed text
 
     @property
     def key(self) -> str:

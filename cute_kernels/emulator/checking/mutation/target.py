@@ -12,17 +12,11 @@ from cute_kernels.emulator.programs.recorded import RecordedLaunch, Replay, diff
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one run.
+    """Outcome of one run."""
 
-    Attributes:
-        warp_instructions: executed.
-        difference: in words how the result differs from the expected one, "" if it does not.
-        certified: no other schedule gives another result.
-    """
-
-    warp_instructions: int
-    difference: str
-    certified: bool = False
+    warp_instructions: int  # executed
+    difference: str  # in words how the result differs from the expected one, "" if it does not
+    certified: bool = False  # no other schedule gives another result
 
 
 class Target(Protocol):
