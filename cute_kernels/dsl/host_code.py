@@ -188,13 +188,10 @@ _COMPILING = threading.local()
 
 
 class Recorder(Protocol):
-    """Stand-in for the CUDA runtime of one compiled host function: see `hook_runtime`.
-
-    Attributes:
-        ptx: set to the text of the compiled module, None if it was not kept, before its library is loaded.
-        parameters: set then to the number of the host function's parameters, None if it is not known.
-        allocations: set to what the kernels allocate in shared memory, where this process compiled them.
-    """
+    """Stand-in for the CUDA runtime of one compiled host function: see `hook_runtime`. ``ptx``: set to the text of the
+    compiled module, None if it was not kept, before its library is loaded. ``parameters``: set then to the number of
+    the host function's parameters, None if it is not known. ``allocations``: set to what the kernels allocate in shared
+    memory, where this process compiled them."""
 
     ptx: str | None
     parameters: int | None

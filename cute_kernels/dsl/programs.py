@@ -119,14 +119,10 @@ def adapting_calls(
     note: Callable[[dict[str, int]], None],
 ) -> Iterator[None]:
     """Calls of functions that are compiled inside, made inside, pass other arguments than they were given.
-
-    Args:
-        remember: (args, kwargs of `cute.compile`, whether it was asked for TVM-FFI) -> what ``adapt`` needs to know,
-            false if calls stay as they are.
-        adapt: (what was remembered, names of the run-time parameters, args, kwargs of the call) -> the args and kwargs
-            that are passed, objects that CuTe DSL converts or that have ``__c_pointers__``.
-        note: told before each call the addresses of tensors and pointers by the names of their parameters.
-    """
+    ``remember``: (args, kwargs of `cute.compile`, whether it was asked for TVM-FFI) -> what ``adapt`` needs to know,
+    false if calls stay as they are. ``adapt``: (what was remembered, names of the run-time parameters, args, kwargs of
+    the call) -> the args and kwargs that are passed, objects that CuTe DSL converts or that have ``__c_pointers__``.
+    ``note``: told before each call the addresses of tensors and pointers by the names of their parameters."""
     import cutlass.base_dsl.compiler
     import cutlass.base_dsl.jit_executor
 

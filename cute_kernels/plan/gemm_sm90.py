@@ -303,11 +303,8 @@ def parts(plan: Sm90GemmPlan) -> Parts:
 
 
 def terms(parts: Parts, constants: Mapping[str, Numbers], factors: Numbers = (1, 1, 1)) -> Numbers:
-    """Clocks of a configuration's launch, first operands, K blocks and tiles, as `clocks` takes them.
-
-    Args:
-        factors: of the clocks of K blocks, of epilogues and of what comes once: what the tile has of its own.
-    """
+    """Clocks of a configuration's launch, first operands, K blocks and tiles, as `clocks` takes them. ``factors``: of
+    the clocks of K blocks, of epilogues and of what comes once: what the tile has of its own."""
 
     def total(name: str, numbers: Numbers) -> float:
         return sum(constant * number for constant, number in zip(constants[name], numbers, strict=True))
@@ -330,15 +327,9 @@ def terms(parts: Parts, constants: Mapping[str, Numbers], factors: Numbers = (1,
 
 
 def clocks(terms: Numbers, blocks: float, waves: float, fill: float, stretch: float) -> float:
-    """Modelled time of a launch: the tiles of the busiest cluster, one after the other, and what comes once.
-
-    Args:
-        terms: of `terms`.
-        blocks: K blocks of a tile.
-        waves: tiles of a cluster.
-        fill: share of the clusters that have a tile; fewer get their operands faster, and leave power to each other.
-        stretch: of `stretch`.
-    """
+    """Modelled time of a launch: the tiles of the busiest cluster, one after the other, and what comes once. ``terms``:
+    of `terms`. ``blocks``: K blocks of a tile. ``waves``: tiles of a cluster. ``fill``: share of the clusters that have
+    a tile; fewer get their operands faster, and leave power to each other. ``stretch``: of `stretch`."""
     launch, first, of_blocks, of_tiles = shares(terms, blocks, waves, fill, stretch)
     return launch + first + of_blocks + of_tiles
 

@@ -36,17 +36,10 @@ def recorded(
     number: int | None,
     traceback: bool,
 ) -> RecordedLaunch:
-    """Runs a program, and gives one of its launches.
-
-    Args:
-        script, arguments, traceback: as of `program_run.run_program`.
-        arch, roles: as of `capture`.
-        chosen, how: under which its launches run: a schedule, and fields of `Options`.
-        number: of the launch; None: the first that failed, otherwise the first.
-
-    Raises:
-        ValueError: the program launches nothing, or no such launch that differs from those before.
-    """
+    """Runs a program, and gives one of its launches. ``script``, ``arguments``, ``traceback``: as of
+    `program_run.run_program`. ``arch``, ``roles``: as of `capture`. ``chosen``, ``how``: under which its launches run:
+    a schedule, and fields of `Options`. ``number``: of the launch; None: the first that failed, otherwise the first.
+    Raises ValueError: the program launches nothing, or no such launch that differs from those before."""
     recorder = Recorder()
     failed: list[EmulatorError] = []
     with capture(arch, chosen.options(**how), overlap=chosen.overlap, recorder=recorder, roles=roles) as session:
@@ -86,16 +79,9 @@ def session(
 
 
 class Shell(cmd.Cmd):
-    """The prompt.
-
-    Args:
-        debugger: what it commands; its own user closes it.
-        stdin, stdout: as for `cmd.Cmd`.
-        others: the launch of another program, of its path.
-
-    Attributes:
-        strict: what cannot be done raises ValueError instead of being said.
-    """
+    """The prompt. ``debugger``: what it commands; its own user closes it. ``stdin``, ``stdout``: as for `cmd.Cmd`.
+    ``others``: the launch of another program, of its path. ``strict``: what cannot be done raises ValueError instead of
+    being said."""
 
     prompt = "(debug) "
 

@@ -224,13 +224,8 @@ def _data_flow(flow: Flow) -> set[int]:
 
 
 class Origin:
-    """Origins of bytes of one launch.
-
-    Args:
-        launch: for names.
-        replay: the launch with memory of this process.
-        options: the schedule.
-    """
+    """Origins of bytes of one launch. ``launch``: for names. ``replay``: the launch with memory of this process.
+    ``options``: the schedule."""
 
     def __init__(self, launch: CapturedLaunch, replay: Replay, options: Any) -> None:
         self._launch, self._replay, self._trail = launch, replay, Trail()
@@ -248,14 +243,8 @@ class Origin:
 
     def first_wrong(self, name: str, expected: np.ndarray) -> tuple[int, str]:
         """The first element of an array of the device that is not as expected: its byte, and both values in words.
-
-        Args:
-            name: of the array.
-            expected: of its type, or float32 where that is bfloat16. Floats may differ by 2% of the largest one.
-
-        Raises:
-            ValueError: no such array, another size, or nothing is wrong.
-        """
+        ``name``: of the array. ``expected``: of its type, or float32 where that is bfloat16. Floats may differ by 2% of
+        the largest one. Raises ValueError: no such array, another size, or nothing is wrong."""
         found = dict(zip((image.name for image in self._replay.recorded.memory), self._left)).get(name)
         kind = expected.dtype
         if found is not None and kind == np.float32 and found.nbytes == expected.nbytes // 2:

@@ -40,17 +40,10 @@ def fewest(items: Sequence[Item], fails: Callable[[list[Item]], bool]) -> list[I
 
 
 def fewest_steps(schedule: Schedule, fails: Fails, seconds: float) -> FewestSteps | None:
-    """Reduces what a schedule, under which a launch fails, draws at random.
-
-    Args:
-        schedule: which draws something, or holds warps. With ``overlap`` the steps are those of the launch by itself,
-            and the one before it runs in turn.
-        fails: runs the launch.
-        seconds: after which what is left is not reduced further.
-
-    Returns:
-        None where nothing is drawn, or where the steps do not show the failure again.
-    """
+    """Reduces what a schedule, under which a launch fails, draws at random. ``schedule``: which draws something, or
+    holds warps. With ``overlap`` the steps are those of the launch by itself, and the one before it runs in turn.
+    ``fails``: runs the launch. ``seconds``: after which what is left is not reduced further. Returns none where nothing
+    is drawn, or where the steps do not show the failure again."""
     end = time.monotonic() + seconds
     taken: list[Step] = []
     if not fails(schedule, lambda step, _: taken.append(step)):

@@ -232,13 +232,8 @@ class UnitCounters:
                 self._rows[role, kind, index].update(metrics)
 
     def result(self, ctas: int, counters: Counters, instructions: Sequence[Instruction]) -> UnitCounts:
-        """The counts of a launch.
-
-        Args:
-            ctas: how many ran.
-            counters: of all their warps.
-            instructions: of the kernel.
-        """
+        """The counts of a launch. ``ctas``: how many ran. ``counters``: of all their warps. ``instructions``: of the
+        kernel."""
         units: _Units = defaultdict(lambda: defaultdict(Counter))
         places: dict[int, _Units] = defaultdict(lambda: defaultdict(lambda: defaultdict(Counter)))
         for (role, kind, index), metrics in self._rows.items():
@@ -258,15 +253,9 @@ class UnitCounters:
     # --- units of which Python does the work --------------------------------------------------------------------------
 
     def access(self, how: int, space: str, addresses: np.ndarray, nbytes: int, mask: int) -> None:
-        """An access of the running warp to shared or global memory.
-
-        Args:
-            how: METER_LOAD, METER_STORE or METER_ATOMIC.
-            space: "shared" or "global".
-            addresses: int64 [32].
-            nbytes: by each lane.
-            mask: of the lanes; none: nothing is counted.
-        """
+        """An access of the running warp to shared or global memory. ``how``: METER_LOAD, METER_STORE or METER_ATOMIC.
+        ``space``: "shared" or "global". ``addresses``: int64 [32]. ``nbytes``: by each lane. ``mask``: of the lanes;
+        none: nothing is counted."""
         if mask:
             places = np.ascontiguousarray(addresses, np.int64)
             tables, place = self.core.tables, self.warp.code.executing

@@ -90,13 +90,9 @@ class Flight:
 
 @contextlib.contextmanager
 def recording(path: str | Path | None) -> Iterator[Timeline | None]:
-    """A timeline that is written to ``path`` in the end, also when the launch fails; None without a path.
-
-    Raises:
-        FileNotFoundError: no folder to write into.
-        IsADirectoryError: the path is one.
-        NotWritten: the file cannot be written; of a launch that fails, a note of its error says so.
-    """
+    """A timeline that is written to ``path`` in the end, also when the launch fails; None without a path. Raises
+    FileNotFoundError: no folder to write into; IsADirectoryError: the path is one; NotWritten: the file cannot be
+    written; of a launch that fails, a note of its error says so."""
     if path is None:
         yield None
         return
@@ -117,13 +113,8 @@ def recording(path: str | Path | None) -> Iterator[Timeline | None]:
 
 
 class ClusterTrace:
-    """Records one cluster; a probe of the scheduler.
-
-    Args:
-        timeline: where events go.
-        cluster: whose units are wrapped.
-        flow: of the kernel that it runs.
-    """
+    """Records one cluster; a probe of the scheduler. ``timeline``: where events go. ``cluster``: whose units are
+    wrapped. ``flow``: of the kernel that it runs."""
 
     def __init__(self, timeline: Timeline, cluster: ClusterState, flow: Flow) -> None:
         self._timeline, self._events = timeline, timeline.events

@@ -108,16 +108,10 @@ class _Parts:
 
 
 def _argument(value: object, example: object, name: str, call: _Call, nested: bool = False) -> object:
-    """Value that is handed to CuTe DSL for an argument.
-
-    Args:
-        value: of the call.
-        example: what the function was compiled with.
-        name: of the parameter, or of a part of it.
-        call: extended by the symbolic integers of the argument.
-        nested: inside of a named tuple, where Python numbers are constants of the compiled function. CuTe DSL makes
-            32-bit arguments of those in plain tuples, lists and data classes.
-    """
+    """Value that is handed to CuTe DSL for an argument. ``value``: of the call. ``example``: what the function was
+    compiled with. ``name``: of the parameter, or of a part of it. ``call``: extended by the symbolic integers of the
+    argument. ``nested``: inside of a named tuple, where Python numbers are constants of the compiled function. CuTe DSL
+    makes 32-bit arguments of those in plain tuples, lists and data classes."""
     if isinstance(example, (tuple, list)):
         if not isinstance(value, (tuple, list)) or len(value) != len(example):
             raise TypeError(f"argument {name}: compiled with {len(example)} values; {value!r} is given")

@@ -41,13 +41,8 @@ def joined(*clocks: Clock) -> Clock:
 
 
 class Capture:
-    """One capture.
-
-    Args:
-        origin: handle of the stream in which it begins.
-        mode: cudaStreamCaptureMode: "global", "thread_local" or "relaxed".
-        graph: that takes what is captured.
-    """
+    """One capture. ``origin``: handle of the stream in which it begins. ``mode``: cudaStreamCaptureMode: "global",
+    "thread_local" or "relaxed". ``graph``: that takes what is captured."""
 
     def __init__(self, origin: int, mode: str, graph: Graph) -> None:
         self.origin, self.graph, self._mode = origin, graph, mode

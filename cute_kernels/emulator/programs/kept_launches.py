@@ -18,15 +18,9 @@ class KeptLaunches:
     """Writes ``launch-N-KERNEL.ptx`` and ``launch-N.json`` for launch N of a program, counted from 1.
 
     Launches of the same PTX share the file of the first. The facts are written before the launch runs, with "outcome"
-    "started", and again with "complete", or the error, afterwards.
-
-    Args:
-        folder: made if it is missing. Files of an earlier program with such names are deleted, others stay.
-
-    Raises:
-        ValueError: an empty name.
-        OSError: it cannot be made or written into.
-    """
+    "started", and again with "complete", or the error, afterwards. ``folder``: made if it is missing. Files of an
+    earlier program with such names are deleted, others stay. Raises ValueError: an empty name; OSError: it cannot be
+    made or written into."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if not os.fspath(folder):  # which pathlib takes for the current folder

@@ -32,17 +32,10 @@ Stamps = dict[str, tuple[int, int, int] | None]
 def run_on_save(run: Callable[[], int], program: str) -> int:
     """Runs a command, and again after each save of a file that its program consists of, until an interrupt.
 
-    A run during which a file is saved ends at once, and the next one begins.
-
-    Args:
-        run: the command; its result is its exit status.
-        program: the file that it runs. Modules outside of Python's and this package's folders belong to it too, once a
-            run has imported them.
-
-    Raises:
-        KeyboardInterrupt: the interrupt that ends it.
-        OSError: forks are not possible.
-    """
+    A run during which a file is saved ends at once, and the next one begins. ``run``: the command; its result is its
+    exit status. ``program``: the file that it runs. Modules outside of Python's and this package's folders belong to it
+    too, once a run has imported them. Raises KeyboardInterrupt: the interrupt that ends it; OSError: forks are not
+    possible."""
     program = os.path.abspath(program)
     seen = _stamps([program])
     while True:

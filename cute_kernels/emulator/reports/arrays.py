@@ -95,11 +95,7 @@ def tile_at(
     ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int, space: str = "shared"
 ) -> tuple[Tile | None, str]:
     """The tensor that has a byte, and the name and coordinates of its element; None and "" if that is not known.
-
-    Args:
-        ptx, kernel, launch: as of `array_at`.
-        byte: as of `Tile.places`.
-        space: "shared" or "tensor".
+    ``ptx``, ``kernel``, ``launch``: as of `array_at`. ``byte``: as of `Tile.places`. ``space``: "shared" or "tensor".
     """
     if space == "tensor" and ptx.count("tcgen05.alloc") != 1:  # a CTA's first allocation begins with column 0
         return None, ""
@@ -133,13 +129,9 @@ def tiles(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Tile
 
 
 def array_at(ptx: str, kernel: str, launch: CapturedLaunch | None, first: int, count: int) -> Array | None:
-    """The array that all of some bytes of shared memory are in, None if there is none or it has no name.
-
-    Args:
-        ptx, kernel: text, and the name of its entry; "" where there is only one.
-        launch: of the kernel, None if that is not known.
-        first, count: the bytes, from an offset in the shared memory of a CTA on.
-    """
+    """The array that all of some bytes of shared memory are in, None if there is none or it has no name. ``ptx``,
+    ``kernel``: text, and the name of its entry; "" where there is only one. ``launch``: of the kernel, None if that is
+    not known. ``first``, ``count``: the bytes, from an offset in the shared memory of a CTA on."""
     for array in arrays(ptx, kernel, launch):
         if array.first <= first and first + count <= array.first + array.nbytes:
             return array if array.name else None
@@ -249,12 +241,8 @@ def _counted_name(text: str) -> str:
 
 def assigned_variable(path: str, line: int, column: int, number: int = 0, count: int = 1) -> str:
     """The variable that an expression in a line becomes part of, "" if that is not one or the file cannot be read.
-
-    Args:
-        path: of a Python file.
-        line: of the expression, from 1 on; column: from 0 on.
-        number, count: which of the values that the expression has had, and of how many.
-    """
+    ``path``: of a Python file. ``line``: of the expression, from 1 on; column: from 0 on. ``number``, ``count``: which
+    of the values that the expression has had, and of how many."""
     tree = syntax_tree(path)
     if tree is None:
         return ""

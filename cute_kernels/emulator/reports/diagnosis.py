@@ -30,13 +30,8 @@ have. Where the facts are not known no row holds, and the kind's own help stands
 def diagnose(
     error: EmulatorError, *, replay: Sequence[str] = (), seed: int | None = None, schedule: Sequence[str] = ()
 ) -> Diagnostic:
-    """A report of an error.
-
-    Args:
-        error: as it came out of the launch.
-        replay: the command that shows it again, as words.
-        seed, schedule: of the run.
-    """
+    """A report of an error. ``error``: as it came out of the launch. ``replay``: the command that shows it again, as
+    words. ``seed``, ``schedule``: of the run."""
     return _Diagnosis(error).result(tuple(replay), seed, tuple(schedule))
 
 

@@ -68,15 +68,8 @@ def launch_facts(
     report: Report | None = None,
     certificate: Certificate | None = None,
 ) -> dict[str, Any]:
-    """A launch of a program.
-
-    Args:
-        number: from 1 on.
-        kernel: short name.
-        launch: as its host code made it.
-        report: of a launch that is complete, None otherwise.
-        certificate: of a launch without a report here.
-    """
+    """A launch of a program. ``number``: from 1 on. ``kernel``: short name. ``launch``: as its host code made it.
+    ``report``: of a launch that is complete, None otherwise. ``certificate``: of a launch without a report here."""
     shape = {name: list(getattr(launch, name)) for name in ("grid", "block", "cluster")}
     facts = {"number": number, "kernel": kernel, "kernel_name": launch.kernel_name, **shape}
     facts |= {"dynamic_shared_bytes": launch.dynamic_smem, "complete": report is not None}

@@ -76,16 +76,9 @@ def _unheard(error: EmulatorError) -> None:
 
 @dataclass
 class GoingOn:
-    """`Options.going_on` of a command.
-
-    Args:
-        keep_going: go on after every report of a detector; else only after those that are suppressed.
-        suppressions: what is left out.
-        report: called with each distinct report: of another kind, at other lines, or of another kernel.
-
-    Attributes:
-        suppressed: how often a suppression left a report out.
-    """
+    """`Options.going_on` of a command. ``keep_going``: go on after every report of a detector; else only after those
+    that are suppressed. ``suppressions``: what is left out. ``report``: called with each distinct report: of another
+    kind, at other lines, or of another kernel. ``suppressed``: how often a suppression left a report out."""
 
     keep_going: bool
     suppressions: Sequence[Suppression] = ()

@@ -20,17 +20,10 @@ from cute_kernels.emulator.reports.text import render
 
 @dataclass
 class Reporter:
-    """Prints reports on stderr, keeps them, and writes them to files in the end.
-
-    Args:
-        replay: words of the command that runs the program under a schedule.
-        verbose: with all that is known.
-        report_file, sarif_file: files to write, or None.
-
-    Attributes:
-        diagnostics: what has been reported, in order.
-        others: more files to write in the end, and what gives their texts.
-    """
+    """Prints reports on stderr, keeps them, and writes them to files in the end. ``replay``: words of the command that
+    runs the program under a schedule. ``verbose``: with all that is known. ``report_file``, ``sarif_file``: files to
+    write, or None. ``diagnostics``: what has been reported, in order. ``others``: more files to write in the end, and
+    what gives their texts."""
 
     replay: Callable[[Schedule], list[str]] = lambda schedule: []
     verbose: bool = False

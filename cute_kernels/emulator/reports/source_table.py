@@ -17,16 +17,10 @@ _CONTEXT = 2  # source lines shown before and behind one with counts
 
 
 class SourceTable:
-    """Counts of lines, and the rows that show them: mark, share of the first column, columns, source.
-
-    Args:
-        lines: counts of each line by column; of None, what belongs to no line.
-        titles: column -> what stands above it, in their order. Columns without counts are left out, but the first one.
-        mark: applied to the rows of hot lines, e.g. to colour them.
-
-    Attributes:
-        total: counts of all lines.
-    """
+    """Counts of lines, and the rows that show them: mark, share of the first column, columns, source. ``lines``: counts
+    of each line by column; of None, what belongs to no line. ``titles``: column -> what stands above it, in their
+    order. Columns without counts are left out, but the first one. ``mark``: applied to the rows of hot lines, e.g. to
+    colour them. ``total``: counts of all lines."""
 
     def __init__(
         self,

@@ -19,13 +19,8 @@ Row = tuple[str, str, str]
 
 
 def render(diagnostic: Diagnostic, *, verbose: bool = False, color: bool = False) -> str:
-    """Several lines.
-
-    Args:
-        diagnostic: the report.
-        verbose: with all instructions, barriers and the emulator's own words.
-        color: with ANSI colours.
-    """
+    """Several lines. ``diagnostic``: the report. ``verbose``: with all instructions, barriers and the emulator's own
+    words. ``color``: with ANSI colours."""
     head = f"{diagnostic.level}[{diagnostic.kind}]"
     sentence = diagnostic.sentence
     if color:

@@ -35,15 +35,11 @@ class Kernel:
 
 
 def kernels(launches: Sequence[RecordedLaunch], most_launches: int | None = None) -> list[Kernel]:
-    """The kernels of a program's launches, in the order of the first one of each.
-
-    Args:
-        launches: as `Recorder` has them.
-        most_launches: of each kernel, the first of those that can behave differently; None: all of them. These differ
-            in grid, block, cluster, shared memory or parameters, in how many instructions they executed, or in integers
-            that parameters point to. What they compute with, such as other numbers of a floating-point type, makes no
-            such difference.
-    """
+    """The kernels of a program's launches, in the order of the first one of each. ``launches``: as `Recorder` has them.
+    ``most_launches``: of each kernel, the first of those that can behave differently; None: all of them. These differ
+    in grid, block, cluster, shared memory or parameters, in how many instructions they executed, or in integers that
+    parameters point to. What they compute with, such as other numbers of a floating-point type, makes no such
+    difference."""
     by_kernel: dict[tuple[str, str], dict[tuple, RecordedLaunch]] = {}
     for each in launches:
         launch = each.launch
@@ -116,18 +112,10 @@ def judge_mutants(
     done: Callable[[Verdict], None] = lambda verdict: None,
     executor: Executor | Callable[[], Executor] | None = None,
 ) -> list[Verdict]:
-    """Verdicts on mutants of a kernel by their numbers.
-
-    Args:
-        kernel, numbers: what is judged.
-        options: fields of `Options` for every run.
-        jobs: processes.
-        done: called with each verdict, in order.
-        executor: where mutants are judged instead, as for `Workers`; the verdicts are the same.
-
-    Raises:
-        EmulatorError: the unchanged kernel is at fault under one of the schedules, or refused.
-    """
+    """Verdicts on mutants of a kernel by their numbers. ``kernel``, ``numbers``: what is judged. ``options``: fields of
+    `Options` for every run. ``jobs``: processes. ``done``: called with each verdict, in order. ``executor``: where
+    mutants are judged instead, as for `Workers`; the verdicts are the same. Raises EmulatorError: the unchanged kernel
+    is at fault under one of the schedules, or refused."""
     if not numbers:
         return []
     verdicts = []

@@ -111,13 +111,8 @@ def source_of(ptx: str, line: int) -> tuple[str, int] | None:
 
 def place_of(ptx: str, line: int, roles: tuple[str, ...] = ()) -> str:
     """DSL source of a PTX line: ``file:line (function)``, and if that is a helper's the last line of another file.
-
-    Args:
-        ptx: PTX text.
-        line: 1-based.
-        roles: ends of the names of files with the code of warp roles. Helpers such as a pipeline's wait are inlined,
-            and their line numbers alone do not say in which role.
-    """
+    ``ptx``: PTX text. ``line``: 1-based. ``roles``: ends of the names of files with the code of warp roles. Helpers
+    such as a pipeline's wait are inlined, and their line numbers alone do not say in which role."""
     places = _sources(ptx, line)
     if not places:
         return ""
