@@ -322,8 +322,12 @@ class Debugger:
 
     def barriers(self) -> list[str]:
         """States of all mbarriers of the clusters that run, in words."""
-        found = [scheduler.cluster.barriers for scheduler in self._schedulers.values()]
-        return [barriers.describe(each.address) for barriers in found for each in barriers]
+        found = []
+        for cluster in (scheduler.cluster for scheduler in self._schedulers.values()):
+            named = inspection.named_barriers(self.recorded.launch.ptx, cluster)
+            texts = (cluster.barriers.describe(each.address) for each in cluster.barriers)
+            found += [f"{name}: {text}" if name else text for (_, name), text in zip(named, texts)]
+        return found
 
     def waiting(self) -> Diagnostic:
         """Who waits for whom in the cluster of the warp that stopped last, as in the report of a hang."""

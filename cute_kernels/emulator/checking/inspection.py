@@ -7,8 +7,9 @@ import numpy as np
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.facts import BarrierState
 from cute_kernels.emulator.isa.ptx.program import Instruction
-from cute_kernels.emulator.machine.units.sm import Warp
+from cute_kernels.emulator.machine.units.sm import Cluster, Warp
 from cute_kernels.emulator.reports.arrays import Tile, arrays, tiles
 from cute_kernels.emulator.reports.barriers import Barriers
 from cute_kernels.emulator.reports.diagnosis import place_of_line
@@ -116,9 +117,9 @@ def find_tile(launch: CapturedLaunch, name: str, part: int) -> tuple[Tile, np.nd
     """The tensor with a name, and its places; of several that begin at known places the one with number ``part``.
     Raises ValueError: there is none."""
     known = list(tiles(launch.ptx, launch.kernel_name, launch))
-    named = [each for each in known if each.name == name]
+    named = [each for each in known if each.name == name] or [each for each in known if each.variable == name]
     if not named:
-        names = ", ".join(dict.fromkeys(each.name for each in known))
+        names = ", ".join(filter(None, dict.fromkeys(name for each in known for name in (each.name, each.variable))))
         have = f"the kernel has {names}" if names else "none is known, and PTX does not say the layouts of tensors"
         raise ValueError(f"tile = {name!r}: must be the variable of a tensor; {have}")
     fixed = list(dict.fromkeys(each for each in named if not each.view.step))
@@ -169,13 +170,20 @@ def parsed_index(text: str, axes: int) -> tuple[int | slice, ...]:
     return tuple(index)
 
 
+def named_barriers(ptx: str, cluster: Cluster) -> list[tuple[BarrierState, str]]:
+    """The mbarriers of a cluster and the name of each, "" where it has none."""
+    states = cluster.barriers.states()
+    names = Barriers(states, lambda instruction: place_of_line(ptx, instruction.line, instruction.text))
+    return [(state, names.barrier(state).name) for state in states]
+
+
 def phase(ptx: str, warp: Warp, barrier: str, known: dict[tuple[int, str], int]) -> int:
     """`Debugger.phase`; ``known`` keeps the offsets of names, by CTA."""
-    states, rank = warp.cluster.barriers.states(), warp.cta.rank
-    mine = {state.offset: state for state in states if state.cta == rank}
+    rank = warp.cta.rank
+    mine = {state.offset: state for state in warp.cluster.barriers.states() if state.cta == rank}
     if known.get((rank, barrier)) not in mine:
-        names = Barriers(states, lambda instruction: place_of_line(ptx, instruction.line, instruction.text))
-        found = {names.barrier(state).name or str(offset): offset for offset, state in mine.items()}
+        all_names = named_barriers(ptx, warp.cluster)
+        found = {name or str(state.offset): state.offset for state, name in all_names if state.cta == rank}
         if barrier not in (*found, *map(str, mine)):
             have = ", ".join(found) or "none is initialised"
             raise ValueError(f"barrier = {barrier!r}: must be a name or an offset; the CTA has {have}")

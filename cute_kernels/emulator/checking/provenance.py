@@ -585,6 +585,20 @@ class Origin:
         byte = self._loaded(self._trail.events[index], *place, lane)
         return ("registers", [], 1, "") if byte is None else self._chunk(byte, index, event.cluster, size, size)
 
+    def _chunks(self, byte: Byte, end: int, cluster: int, unit: int, size: int) -> list[_Chunk]:
+        """Sources of a unit of bytes before an event, in elements of a size: of each alone where threads store them."""
+        index, source = self._writer(byte, end, cluster) or (end, "")
+        if source[:1] != ("register",):
+            return [self._chunk(byte, end, cluster, unit, size)]
+        found = []
+        for first in range(byte[2], byte[2] + unit, size):
+            index, source = self._writer((*byte[:2], first), end, cluster) or (end, "")
+            if source[:1] != ("register",):
+                return [self._chunk(byte, end, cluster, unit, size)]
+            _, lane, (operand, at) = source
+            found.append(self._origin_of(self._trail.events[index], index, operand, at, lane, size))
+        return found if all(start for _, start, _, _ in found) else [self._chunk(byte, end, cluster, unit, size)]
+
     def _chunk(self, byte: Byte, end: int, cluster: int, unit: int, size: int) -> _Chunk:
         """Source of a unit of bytes before an event, in elements of a size."""
         found = self._writer(byte, end, cluster) if byte[0] == "shared" else (None, byte)
@@ -614,7 +628,8 @@ class Origin:
         unit = element.nbytes if mn_major else CHUNK
         places = operand_places(matrix, rows, element.nbytes, mn_major)[line] * unit
         shared = (("shared", cta, int(place)) for place in places)
-        return [self._chunk(each, index, event.cluster, unit, element.nbytes) for each in shared]
+        chunks = (self._chunks(each, index, event.cluster, unit, element.nbytes) for each in shared)
+        return list(itertools.chain.from_iterable(chunks))
 
 
 def _product(row: int, column: int, lines: Sequence[list[_Chunk]], matrices: Sequence[Matrix | None]) -> str:
@@ -639,7 +654,7 @@ def _tensor_form(event: Event) -> tuple[int, MmaForm | None]:
 
 def _along(line: Sequence[_Chunk]) -> list[int] | None:
     """Coordinates along K: those that are not the same in the whole row; None where that is not one of them."""
-    starts = [chunk[1] for chunk in line]
+    starts = [[*at[:-1], *(each + n for each in at[-1:])] for _, at, count, _ in line for n in range(count)]
     if len({len(each) for each in starts}) != 1 or len(starts) < 2:
         return None
     moving = [column for column in zip(*starts) if len(set(column)) > 1]

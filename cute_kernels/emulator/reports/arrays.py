@@ -39,9 +39,10 @@ class Array:
 class Tile:
     """A tensor of the program in the shared or tensor memory of a CTA."""
 
-    name: str  # its variable
+    name: str  # that of the array that it fills, else its variable
     view: View  # layout and swizzle
     first: int  # byte of shared memory, or column of what was allocated, at which it begins, or part 0 of it does
+    variable: str = dataclasses.field(default="", compare=False)  # its own
 
     @property
     def dtype(self) -> np.dtype:
@@ -122,7 +123,7 @@ def tiles(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Tile
         else:
             first = offsets_of[numbered[view.array][0].name] if view.array in numbered else None
         if first is not None:
-            tile = Tile(name, view, first + view.first)
+            tile = Tile(name, view, first + view.first, name)
             name = arrays.get((tile.first, tile.nbytes)) or name
             if name:
                 yield dataclasses.replace(tile, name=name)

@@ -127,7 +127,7 @@ def test_source_lines_of_one_warp(launch: RecordedLaunch) -> None:
         assert "mbarrier_wait(full" in place.source.text
         waiting = debugger.waiting()
         assert {"can run"} < {each.what for each in waiting.waiting}
-        assert any("1 of 1 arrivals" in each for each in debugger.barriers())
+        assert any(re.match(r"full\[0\]: mbarrier at .* 1 of 1 arrivals", each) for each in debugger.barriers())
         with pytest.raises(ValueError, match="no instruction was made of line 1 of bias_add.py; lines 14, "):
             debugger.break_at("bias_add.py:1")
 

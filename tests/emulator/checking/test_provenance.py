@@ -191,6 +191,35 @@ def test_an_epilogue_without_the_swizzle_is_found(tmp_path: Path) -> None:
     assert products(lines)[0] == ("a[1, 0:16]", "b[9, 0:16]")
 
 
+STORED = Path(__file__).parent / "stored_operands.py"
+
+
+def test_operands_that_threads_store_with_another_swizzle_are_found(tmp_path: Path) -> None:
+    """Rows of 64 elements: half of those that wgmma takes for b's row 0 are of row 1."""
+    path = tmp_path / "program.py"
+    path.write_text(STORED.read_text().replace("WRITTEN = KIND.K_SW64", "WRITTEN = KIND.K_SW32"))
+    for program, rows in ((STORED, (0, 0, 0, 0)), (path, (0, 1, 0, 1))):
+        with Debugger(recorded(program)[0]) as debugger:
+            lines = debugger.origin("c", 0)
+            assert [a for a, _ in products(lines)] == [f"a[0, {k}:{k + 16}]" for k in range(0, 64, 16)]
+            parts = [f"b[{row}, {16 * (k - row)}:{16 * (k - row) + 16}]" for k, row in enumerate(rows)]
+            assert [b for _, b in products(lines)] == parts
+            assert ["differ in their coordinate along K" in line for line in lines[2:]] == [bool(row) for row in rows]
+
+
+def test_a_tile_has_the_name_of_its_tensor_and_of_its_array() -> None:
+    """Of b there are two views with variables of their own, and one array."""
+    line = next(n for n, text in enumerate(STORED.read_text().splitlines(), 1) if "sync_threads" in text)
+    with Debugger(recorded(STORED)[0]) as debugger:
+        debugger.break_at(f"stored_operands.py:{line}", "0.0.3")
+        debugger.go()
+        for array, views in {"ma": ("sa",), "mb": ("sb", "tb")}.items():
+            assert debugger.tile(array).any()
+            assert all((debugger.tile(view) == debugger.tile(array)).all() for view in views)
+        with pytest.raises(ValueError, match="the kernel has ma, sa, mb, sb, tb"):
+            debugger.tile("other")
+
+
 # --- cp.async, ldmatrix and mma.sync ----------------------------------------------------------------------------------
 
 AMPERE = Path(__file__).parents[1] / "reports" / "programs" / "gemm_sm80.py"
