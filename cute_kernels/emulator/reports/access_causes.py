@@ -61,14 +61,17 @@ def _generic_stages(e: Evidence) -> Fields | None:
     side, other = e.facts.side, e.facts.other
     if side is None or other is None or (side.verb, other.verb) != ("reads", "wrote") or other.signals or not e.warp:
         return None
-    wait = e.last_wait()
-    stages = e.stages(wait.place) if wait is not None and other.warp != e.warp else []
+    told = {each.place[1] for each in e.signals([other.warp])}  # what the writer does not signal tells nothing of it
+    waits = [each for each in e.did("wait", warp=e.warp) if told.intersection(e.stages(each.place))]
+    wait = waits[-1] if waits and other.warp != e.warp else None
+    stages = e.stages(wait.place) if wait is not None else []
     memory = e.stage_of_memory(e.facts.memory, len(stages))
-    if memory is None or not any(map(e.alike(wait.place), (each.place for each in e.signals([other.warp])))):
-        return None  # what the writer does not signal tells nothing of the write
+    if memory is None:
+        return None
     signals = e.did("arrive", wait.place, wait.phase - 1)
     return {"full": e.name(wait.place), "at": e.line(wait.instruction), "stage": stages.index(wait.place[1]),
-            "other": memory, "signals": e.lines(signals), "late": bool(signals) and not passed_at_once(wait)
+            "other": memory, "more": ", or a wait is missing behind that one" * (wait != e.last_wait()),
+            "signals": e.lines(signals), "late": bool(signals) and not passed_at_once(wait)
             and bool(other.instructions)}  # fmt: skip
 
 
@@ -103,8 +106,10 @@ def _waited_for_room(e: Evidence) -> Fields | None:
 
 
 def _never_waited(e: Evidence) -> Fields | None:
-    known = e.warp and e.facts.past.whole and e.facts.past.barriers
-    return {} if known and e.last_wait() is None else None
+    if not e.warp or not e.facts.past.whole or not e.facts.past.barriers or e.last_wait() is not None:
+        return None
+    waits = e.behind(e.at_fault, _is("try_wait"), _is("mbarrier", "arrive")) if e.at_fault is not None else []
+    return {"late": f" (the one at {e.line(waits[0])} stands behind the read)" if waits else ""}
 
 
 def _part_of_other_cta(e: Evidence) -> Fields | None:
@@ -595,7 +600,7 @@ ACCESSES: tuple[Cause, ...] = (
           "turn"),
     Cause(("shared-race",), _generic_stages, "stages differ: {who} has waited for {full} (stage {stage}) at {at}, "
           "and reads stage {other} at {here}: the index of the wait and the index of what is read have to be the "
-          "same", when=lambda found: found["stage"] != found["other"]),
+          "same{more}", when=lambda found: found["stage"] != found["other"]),
     Cause(("uninitialised-read",), _behind_array, "these bytes are in no array, {distance} bytes behind the end of "
           "{array}: the index at {here} is too large"),
     Cause(("uninitialised-read",), _adds_to_nothing, "the tcgen05.mma at {here} adds to sums that nobody has written: "
@@ -604,8 +609,8 @@ ACCESSES: tuple[Cause, ...] = (
           "index of one of the two is wrong: sync_threads, or a named barrier of all who write and read; a wait for "
           "cp.async tells its own thread alone"),
     Cause(("uninitialised-read",), _never_waited, "a barrier or a wait is missing: {who} has waited for no mbarrier so "
-          "far, and nobody has written these bytes yet; who reads waits for who writes, by mbarrier_wait (of MMAs the "
-          "mbarrier of their tcgen05.commit), sync_threads or cluster_wait"),
+          "far{late}, and nobody has written these bytes yet; who reads waits for who writes, by mbarrier_wait (of "
+          "MMAs the mbarrier of their tcgen05.commit), sync_threads or cluster_wait"),
     Cause(("uninitialised-read",), _waited_for_room, "a wait is missing: the last wait of {who}, for {empty} at {at}, "
           "tells that there is room, and not that these bytes are there: mbarrier_wait for the full mbarrier of the "
           "stage, which copies signal, with parity 0 at first"),

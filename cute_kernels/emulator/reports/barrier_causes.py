@@ -344,15 +344,24 @@ def _each_signals_its_own(e: Evidence) -> Fields | None:
 
 
 def _not_announced(e: Evidence) -> Fields | None:
-    """A phase lacks its arrival, and bytes have come that nobody announces."""
-    for waiting, spot in _roots_without_arrival(e):
-        came = e.did("deliver", spot, waiting.barrier.phase)
-        alike = e.alike(spot)
-        there = [each for each in e.did("announce") if each.warp in {each.warp for each in came}]
-        there = [] if any(alike(each.place) for each in e.did("announce")) else there
-        if came:
-            return {"here": e.name(spot), "copy": e.lines(came), "waits": e.who(_labels(waiting)), "announced":
-                    e.lines(there[-1:]), "there": e.name(there[-1].place) if there else ""}  # fmt: skip
+    """A phase lacks arrivals, and bytes have come that nobody announces.
+
+    ``there``: where bytes are announced by their warp, or by others and no copy brings any.
+    """
+    for waiting, spot in _roots(e):
+        came, announced = e.did("deliver", spot, waiting.barrier.phase), e.did("announce", spot, waiting.barrier.phase)
+        if not waiting.barrier.pending or waiting.barrier.tx >= 0 or not came:
+            continue
+        came = [each for each in came if each.warp not in {other.warp for other in announced}] or came
+        who, alike, everywhere = {each.warp for each in came}, e.alike(spot), e.did("announce")
+        there = [
+            each for each in everywhere
+            if each.warp in who or not any(e.alike(each.place)(copy.place) for copy in e.did("deliver"))
+        ]  # fmt: skip
+        if any(alike(each.place) for each in everywhere):
+            there = []
+        return {"here": e.name(spot), "copy": e.lines(came), "waits": e.who(_labels(waiting)), "announced":
+                e.lines(there[-1:]), "there": e.name(there[-1].place) if there else ""}  # fmt: skip
     return None
 
 
@@ -610,16 +619,16 @@ BARRIERS: tuple[Cause, ...] = (
     Cause(("hang",), _each_signals_its_own, "each CTA signals its own {here} alone, at {at}, and the copies of {who} "
           "fill the stage in all CTAs, as the count {count} of mbarrier_init at {init} says: tcgen05.commit(barrier, "
           "mask, cta_group) needs the mask of all of them, and mbarrier_arrive is called for the rank of each"),
+    Cause(("hang",), _not_announced, "the copy at {copy} signals {here}, at which nobody announces bytes, and those "
+          "announced for {there} at {announced} have not come: the copy names the wrong mbarrier",
+          when=lambda found: found["there"]),
+    Cause(("hang",), _not_announced, "an announcement is missing: the bytes of the copy at {copy} have come to {here}, "
+          "for which {waits} waits, and nobody announces them: mbarrier_arrive_and_expect_tx in front of the copy"),
     Cause(("hang",), _arrivals_short, "an arrival is missing: at {here} there are arrivals of {who} ({at}), and "
           "none of {others}: let every one arrive, or give mbarrier_init the number that does",
           when=lambda found: found["some"]),
     Cause(("hang",), _arrivals_short, "the count of {here} is too high: mbarrier_init at {init} gives {count}, and "
           "{came} come in a phase, from {who} at {at}, all of whom have arrived"),
-    Cause(("hang",), _not_announced, "the copy at {copy} signals {here}, at which nobody announces bytes, and its warp "
-          "announces them for {there} at {announced}: the copy names the wrong mbarrier",
-          when=lambda found: found["there"]),
-    Cause(("hang",), _not_announced, "an announcement is missing: the bytes of the copy at {copy} have come to {here}, "
-          "for which {waits} waits, and nobody announces them: mbarrier_arrive_and_expect_tx in front of the copy"),
     Cause(("hang",), _nobody_arrives, "an arrival is missing: nobody has arrived in this phase at {here}, the mbarrier "
           "of the wait of {waits}. The signal has to come from {who}: mbarrier_arrive behind the last access, or "
           "tcgen05.commit where MMAs read or write the stage. Is it there, and does it name this mbarrier?"),

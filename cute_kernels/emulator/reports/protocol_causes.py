@@ -159,8 +159,9 @@ def _parity_astray(e: Evidence) -> Fields | None:
             if each.amount < 0 or each.amount == first ^ turn & 1:
                 continue
             before = tour.moments[number - 1]
-            if before.place == each.place and len(tour.ring[1]) > 1:
-                break  # the stage does not advance
+            astray = _first_astray(tour) if tour.by == 1 else None
+            if astray is not None and 0 < astray <= number:
+                break  # the stage does not advance, or leaves one out
             words = f"asks for parity {each.amount} in every turn: it changes each time that the ring begins anew"
             if before.place != each.place and turn == (
                 tour.due(number - 1)[0] if tour.by > 1 else turns.get(before.place[1])
@@ -196,20 +197,25 @@ def _blocked(e: Evidence) -> Iterator[tuple[str, Spot, object]]:
 
 
 def _trips_differ(e: Evidence) -> Fields | None:
-    """A wait for an mbarrier that nobody can signal again who has signalled its ring: all have left their loops."""
+    """A wait for an mbarrier that lacks who has signalled it, or its ring if nobody has: they have left their loops."""
     standing = {each.warp: each.instruction for each in e.facts.waits}
     for warp, spot, place in _blocked(e):
         signals, state = _signallers(e, _ring(e, spot)), e.state(spot)
-        if not signals or warp in signals or state.pending < state.expected or state.tx:
+        if not signals or warp in signals or state.tx:
             continue
+        if state.pending < state.expected:
+            came = {each.warp for each in e.did("arrive", spot, state.phase)}
+            before = {each.warp for each in e.did("arrive", spot, state.phase - 1)}
+            signals = {who: done for who, done in signals.items() if who in before - came}
         for who, done in signals.items():
             here = standing.get(who)
             lines = {each.instruction.line for each in done if each.instruction is not None}
             if who in standing and (here is None or lines & {each.line for each in e.reached(here)}):
                 break
         else:
-            return {"who": e.who([warp]), "there": e.name(spot), "at": e.line(place), "count": state.phase,
-                    "others": e.who(signals), "lines": e.lines(next(iter(signals.values()))[-1:])}  # fmt: skip
+            if signals:
+                return {"who": e.who([warp]), "there": e.name(spot), "at": e.line(place), "count": state.phase,
+                        "others": e.who(signals), "lines": e.lines(next(iter(signals.values()))[-1:])}  # fmt: skip
     return None
 
 
@@ -379,7 +385,7 @@ PROTOCOL: tuple[Cause, ...] = (
     Cause(_RINGS, _parity_astray, "wrong parity: {who} waits at {at} for {there}, and {words} (phase ^= 1)"),
     Cause(tuple({*_RINGS} - {"unfinished-copy", "shared-race"}), _stage_astray, "stages differ: {who} {does} {there} "
           "at {at} where it is the turn of {turn}, as all others of this ring go round it: the index there is that of "
-          "another stage"),
+          "another stage, or its loops leave turns out"),
     Cause(_RINGS, _signalled_twice, "{who} signals {there} at {at}, and nobody signals {here}, for which {others} "
           "waits: one of these arrivals or commits names the wrong mbarrier"),
     Cause(_RINGS, _waits_for_own, "{who} waits at {at} for {there}, which its own copies at {copies} signal, and for "

@@ -45,6 +45,12 @@ NAMED = (
     "relay_sm90: signals filled instead of used (line 66, mbarrier_arrive)",
     "relay_sm90: parity of filled (line 57, mbarrier_wait)",
     "relay_sm90: parity of stored (line 58, mbarrier_wait)",
+    "cluster_sums: one turn less (line 53, for)",
+    "cluster_sums: copy signals room instead of came (line 64, store_async_dsmem)",
+    "tickets_sm90: wrong stage of told (line 66, mbarrier_wait)",
+    "tickets_sm90: drop wait for told (line 83, mbarrier_wait)",
+    "halves_sm90: one turn less (line 47, for)",
+    "halves_sm90: drop announcement at loaded (line 43, mbarrier_arrive_and_expect_tx)",
 )
 _BY_DAY = NAMED[1::3]
 
