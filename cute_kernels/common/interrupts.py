@@ -11,10 +11,14 @@ installed, and what they install stays. While handlers are replaced and put back
 Only the main thread runs handlers, so launches of other threads have nothing to defer.
 """
 
+import contextlib
+import math
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
@@ -44,8 +48,27 @@ class deferred:  # noqa: N801 - used like a function
                 _run()
 
 
+class OutOfTime(Exception):
+    """The time that `until` allows is over."""
+
+
+_end = ContextVar("end", default=math.inf)
+
+
+@contextlib.contextmanager
+def until(end: float) -> Iterator[None]:
+    """A context in which `check` raises OutOfTime after a moment of time.monotonic()."""
+    token = _end.set(end)
+    try:
+        yield
+    finally:
+        _end.reset(token)
+
+
 def check() -> None:
-    """Runs the handlers of signals that were noted; raises what they raise."""
+    """Runs the handlers of signals that were noted; raises what they raise, and OutOfTime as `until` says."""
+    if time.monotonic() > _end.get():
+        raise OutOfTime
     if noted and _in_main_thread():
         try:
             _put_back()

@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
+from cute_kernels.common import interrupts
 from cute_kernels.common.executors import Workers
 from cute_kernels.emulator.checking.orders import Orders
 from cute_kernels.emulator.checking.reduction import FewestSteps, fewest_steps
@@ -54,7 +55,7 @@ class Finding:
 class Budget:
     """When a search ends: after ``seconds``, or when ``seeds`` random schedules of every launch ran; None: never.
 
-    ``orders``: of places that are tried at most, in at most half of the time.
+    ``orders``: of places that are tried at most. Places and their orders have at most half of the time.
     """
 
     seconds: float | None = 60.0
@@ -95,10 +96,6 @@ class _Trial:
     meetings: tuple[Meeting, ...] = ()
 
 
-class _OutOfTime(Exception):
-    """The budget is used up in the middle of a run."""
-
-
 class _Trials:
     """The launches in one process."""
 
@@ -116,14 +113,14 @@ class _Trials:
         stepped: Callable[[Step, str], None] | None = None,
     ) -> _Trial:
         """One launch under a schedule, at most so long."""
-        end = time.monotonic() + seconds if seconds is not None else None
         try:
-            if number not in self._expected:  # the program itself has run under the default schedule
-                self._expected[number] = self._replay(number, Schedule(), end)
-            if schedule == Schedule():
-                return _Trial()
-            outcome = self._replay(number, schedule, end, stepped)
-        except _OutOfTime:
+            with interrupts.until(time.monotonic() + seconds if seconds is not None else math.inf):
+                if number not in self._expected:  # the program itself has run under the default schedule
+                    self._expected[number] = self._replay(number, Schedule())
+                if schedule == Schedule():
+                    return _Trial()
+                outcome = self._replay(number, schedule, stepped)
+        except interrupts.OutOfTime:
             return _Trial(out_of_time=True)
         except EmulatorError as error:
             return _Trial(type(error).__name__, error.message, error)
@@ -143,15 +140,10 @@ class _Trials:
         self,
         number: int,
         schedule: Schedule,
-        end: float | None,
         stepped: Callable[[Step, str], None] | None = None,
     ) -> Outcome:
-        def check_time(done: int, of: int) -> None:
-            if end is not None and time.monotonic() > end:
-                raise _OutOfTime
-
         own = self._options | ({"going_on": self._past[number]} if self._past[number] is not None else {})
-        options = schedule.options(stepped=stepped, progress=check_time, **own)
+        options = schedule.options(stepped=stepped, **own)
         return self._replays[number].run(options, overlap=schedule.overlap)
 
 
@@ -184,6 +176,7 @@ class PastPhases:
 _Planned = tuple[str, int, Schedule, Meeting | None]
 _TALLIED = {"place": "places", "order": "orders", "systematic": "systematic", "random": "random"}
 _DEEPEST = 20  # holds of an order
+_SHARE = 0.5  # of the time, for places and their orders
 
 
 @dataclass
@@ -226,14 +219,14 @@ class Search:
             return self._with_steps(self._reduced(finding, workers), workers)
 
     def _first(self, workers: Workers) -> Finding | None:
-        found = self._tried(workers, self._places())
+        found = self._tried(workers, self._places(), _SHARE)
         for _ in range(_DEEPEST):
             level = [(number, steps) for number, each in self._orders.items() for steps in each.take()]
             if found is not None or not level:
                 break
             room = max(self.budget.orders - self.tally.orders, 0)
             plan = (("order", number, Schedule(steps=steps), None) for number, steps in level[:room])
-            found = self._tried(workers, itertools.takewhile(lambda _: self._seconds_left(0.5) > 0, plan))
+            found = self._tried(workers, plan, _SHARE)
         self.tally.known = sum(each.known for each in self._orders.values())
         if found is None and not self.places_alone:
             self._timely = True
@@ -241,14 +234,14 @@ class Search:
             self.tally.complete |= self._timely
         return found
 
-    def _tried(self, workers: Workers, plan: Iterable[_Planned]) -> Finding | None:
-        """The first of these schedules that fails; of places all are tried."""
+    def _tried(self, workers: Workers, plan: Iterable[_Planned], share: float = 1) -> Finding | None:
+        """The first of these schedules that fails; of places all are tried. ``share``: of the time, until they end."""
         drawn: deque[_Planned] = deque()
         found = None
 
         def items() -> Iterator[tuple[int, Schedule, float | None]]:
             for planned in plan:
-                left = self._seconds_left()
+                left = self._seconds_left(share if planned[0] else 1)  # all need what the default schedule leaves
                 if left <= 0:
                     self._timely = False
                     return
@@ -342,6 +335,6 @@ class Search:
     def _number(self, finding: Finding) -> int:
         return next(n for n, each in enumerate(self.launches) if each.number == finding.recorded.number)
 
-    def _seconds_left(self, share: float = 1) -> float:
+    def _seconds_left(self, share: float) -> float:
         limit = self.budget.seconds
         return math.inf if limit is None else share * limit - (time.monotonic() - self._start)
