@@ -151,7 +151,7 @@ def _check(
             files.show(outcomes.certificate_of(each))
     clean = finding is None and past.noted is None
     if clean or not options.quiet:
-        files.show(outcomes.summary(recorder, search.tally, clean))
+        files.show(outcomes.summary(search.launches, recorder.total, search.tally, clean))
     tally = search.tally
     outcome.summary = {
         "launches": recorder.total,
@@ -164,6 +164,7 @@ def _check(
         "random": tally.random,
         "all_systematic_ran": tally.complete,
         "certified": tally.certified,
+        "untried": outcomes.untried(search.launches),
     }
     if past.noted is not None:
         reporter.report(Schedule(), past.noted, *outcomes.trials_of(past.noted, search.launches))

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cute_kernels.common.words import counted
@@ -10,7 +10,7 @@ from cute_kernels.emulator.checking.mutation.campaign import Kernel
 from cute_kernels.emulator.checking.mutation.judge import Verdict, source_of
 from cute_kernels.emulator.checking.search import Finding, Tally
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.programs.recorded import RecordedLaunch, Recorder
+from cute_kernels.emulator.programs.recorded import RecordedLaunch
 from cute_kernels.emulator.reports import kinds
 from cute_kernels.emulator.reports.diagnosis import place_of_line
 from cute_kernels.emulator.reports.document import launch_facts
@@ -43,16 +43,19 @@ def certificate_of(recorded: RecordedLaunch) -> str:
 def trials_of(error: EmulatorError, launches: Iterable[RecordedLaunch]) -> list[str]:
     """Outcomes of trials of the places that an error is about, in lines."""
     certificate = next(each.certificate for each in launches if each.number == error.launch_number)
-    tried = [f"tried: {each}" for place in certificate.places if place.kind == error.kind for each in place.tried]
-    if error.kind == "lanes-overtaken":
-        tried.append("not tried: lanes of a warp step together in the emulator")
-    return list(dict.fromkeys(tried))
+    lines = [line for place in certificate.places if place.kind == error.kind for line in place.trials()]
+    return list(dict.fromkeys(lines))
 
 
-def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
-    """Summary of what was run, in one line."""
-    count = len(recorder.launches)
-    same = f" ({recorder.total} in all; equal ones once)" if recorder.total != count else ""
+def untried(launches: Iterable[RecordedLaunch]) -> dict[str, int]:
+    """How many places of launches were not tried, by reason."""
+    return dict(sum((each.certificate.untried for each in launches if each.certificate is not None), Counter()))
+
+
+def summary(launches: Sequence[RecordedLaunch], total: int, tally: Tally, clean: bool) -> str:
+    """Summary of what was run, in one line; ``total``: launches with those that are equal to another one."""
+    count = len(launches)
+    same = f" ({total} in all; equal ones once)" if total != count else ""
     text = f"checked: {counted(count, 'launch', 'launches')}{same}"
     if tally.certified:
         text += f", {tally.certified} certified by {'its run' if tally.certified == 1 else 'one run each'}"
@@ -61,6 +64,9 @@ def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
         text += f"{tally.places} of places, " if tally.places else ""
         text += f"{tally.orders} of {tally.known} other orders of them, " if tally.known else ""
         text += f"{tally.systematic} systematic, {tally.random} random"
+    if reasons := untried(launches):
+        listed = "; ".join(f"{number}: {reason}" for reason, number in reasons.items())
+        text += f"; {counted(sum(reasons.values()), 'place')} not tried ({listed})"
     if not clean:
         return text
     return text + ("; clean" if tally.complete else "; clean, but not all systematic schedules fitted into --seconds")

@@ -172,9 +172,8 @@ class PastPhases:
         return error.kind in PHASES
 
 
-#: "", or a key of `_TALLIED`; number of the launch.
+#: "", or the attribute of `Tally` that counts such runs; number of the launch.
 _Planned = tuple[str, int, Schedule, Meeting | None]
-_TALLIED = {"place": "places", "order": "orders", "systematic": "systematic", "random": "random"}
 _DEEPEST = 20  # holds of an order
 _SHARE = 0.5  # of the time, for places and their orders
 
@@ -225,8 +224,9 @@ class Search:
             if found is not None or not level:
                 break
             room = max(self.budget.orders - self.tally.orders, 0)
-            plan = (("order", number, Schedule(steps=steps), None) for number, steps in level[:room])
+            plan = (("orders", number, Schedule(steps=steps), None) for number, steps in level[:room])
             found = self._tried(workers, plan, _SHARE)
+        self._say_why("the search ended before" if self._timely else "no time was left")
         self.tally.known = sum(each.known for each in self._orders.values())
         if found is None and not self.places_alone:
             self._timely = True
@@ -258,11 +258,11 @@ class Search:
             if meeting is not None:
                 self._note(number, meeting, trial)
             if phase:
-                setattr(self.tally, _TALLIED[phase], getattr(self.tally, _TALLIED[phase]) + 1)
-            if phase in ("place", "order") and schedule.steps:
+                setattr(self.tally, phase, getattr(self.tally, phase) + 1)
+            if phase in ("places", "orders") and schedule.steps:
                 self._orders[number].learn(schedule.steps, trial.meetings)
             if trial.kind and found is None:
-                order = self._orders[number].text(schedule.steps) if phase == "order" else ""
+                order = self._orders[number].text(schedule.steps) if phase == "orders" else ""
                 order = meeting.words if meeting is not None else order
                 found = Finding(self.launches[number], schedule, trial.kind, trial.text, trial.error, order=order)
                 if meeting is None:
@@ -277,6 +277,14 @@ class Search:
             recorded, certificate=recorded.certificate.with_trial(meeting, shown)
         )
 
+    def _say_why(self, why: str) -> None:
+        """Places that were not tried say why, those that no meeting is known of for another reason."""
+        for number in self._searched:
+            recorded = self.launches[number]
+            if recorded.certificate is not None:
+                certificate = recorded.certificate.without_trials(why)
+                self.launches[number] = dataclasses.replace(recorded, certificate=certificate)
+
     def _places(self) -> Iterator[_Planned]:
         for number in self._searched:
             yield "", number, Schedule(), None
@@ -285,7 +293,7 @@ class Search:
             places = certificate.places if certificate is not None else ()
             for meeting in orders.places(place.meetings for place in places):
                 late = "eager" if meeting.steps else "lazy"
-                yield "place", number, Schedule(completion=late, steps=meeting.steps), meeting
+                yield "places", number, Schedule(completion=late, steps=meeting.steps), meeting
 
     def _others(self) -> Iterator[_Planned]:
         plans = [self._systematic(number, each) for number, each in enumerate(self.launches)]

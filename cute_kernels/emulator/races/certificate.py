@@ -28,6 +28,15 @@ DRAWS = frozenset({"draw"})
 #: Kinds of places that are reported at the end of a run in which nothing else is.
 PHASES = frozenset({"arrival-early", "bytes-early", "announced-late", "lanes-overtaken", "inval-order"})
 
+#: Why the events of a place cannot come in another order, by its kind; of other kinds without meetings, `_NO_EVENTS`.
+_UNTRIED = {
+    "lanes-overtaken": "lanes of a warp step together in the emulator",
+    "answer": "a look has the answer that the barrier has, and no arrival is known that it could come before",
+    "pool": "who takes registers or tensor memory from whom is not followed",
+    "unknown": "what else an instruction could do is not known",
+}
+_NO_EVENTS = "no two events of it are known that could come in another order"
+
 _MEMORY = frozenset("ld ldu st ldmatrix stmatrix movmatrix prefetch prefetchu applypriority createpolicy".split())
 _ORDER = frozenset("bar barrier membar nanosleep griddepcontrol elect shfl vote match redux".split())
 _UNITS = frozenset("mma wmma wgmma tcgen05 cp".split())
@@ -60,6 +69,7 @@ class Place:
     line: int = 0
     source: str = ""
     meetings: tuple[Meeting, ...] = ()  # pairs of events that it consists of, as far as they are known
+    untried: str = ""  # why no other order of them was tried; "" where one was, or may be
 
     def __str__(self) -> str:
         where = self.source or (f"PTX line {self.line}" if self.line else "")
@@ -69,6 +79,10 @@ class Place:
     def tried(self) -> list[Meeting]:
         """Meetings that were tried."""
         return [each for each in self.meetings if each.shown is not None]
+
+    def trials(self) -> list[str]:
+        """Outcomes of trials, in lines."""
+        return [*(f"tried: {each}" for each in self.tried), *([f"not tried: {self.untried}"] if self.untried else [])]
 
     def facts(self) -> dict[str, object]:
         """The place for a report in JSON."""
@@ -101,6 +115,17 @@ class Certificate:
         places = (dataclasses.replace(each, meetings=tuple(map(tried, each.meetings))) for each in self.places)
         return Certificate(tuple(places))
 
+    def without_trials(self, why: str) -> "Certificate":
+        """A copy of which every place that has not been tried says why."""
+        return Certificate(tuple(
+            each if each.tried else dataclasses.replace(each, untried=each.untried or why) for each in self.places
+        ))
+
+    @property
+    def untried(self) -> Counter[str]:
+        """How many places were not tried, by reason."""
+        return Counter(each.untried for each in self.places if each.untried)
+
     def lines(self) -> list[str]:
         """The certificate in words; the first line says whether it is given."""
         if self.given:
@@ -114,13 +139,14 @@ class Certificate:
         title = f"certificate for these draws; {stand}" if self.for_draws else f"no certificate; {stand}"
         lines = [title]
         for number, place in enumerate(self.places, 1):
-            lines += [f"{number} {place}", *(f"  tried: {each}" for each in place.tried)]
+            lines += [f"{number} {place}", *(f"  {each}" for each in place.trials())]
         return [*lines, *ASSUMPTIONS]
 
     def facts(self) -> dict[str, object]:
         """The certificate for a report in JSON."""
         places = [place.facts() for place in self.places]
-        return {"given": self.given, "for_draws": self.for_draws, "assumptions": list(ASSUMPTIONS), "places": places}
+        facts = {"given": self.given, "for_draws": self.for_draws, "assumptions": list(ASSUMPTIONS), "places": places}
+        return facts | ({"untried": dict(self.untried)} if self.untried else {})
 
 
 def judge(
@@ -142,11 +168,12 @@ def judge(
     for kind, index, meeting in sorted(meetings):
         instruction = flow.kernel.instructions[index]
         met.setdefault((kind, instruction.text, instruction.line), []).append(meeting)
-    few = _few(places)
-    return Certificate(tuple(
-        dataclasses.replace(each, meetings=tuple(met.pop((each.kind, each.instruction, each.line), ())))
-        for each in few
-    ))
+    judged = []
+    for each in _few(places):
+        own = tuple(met.pop((each.kind, each.instruction, each.line), ()))
+        why = "" if own else _UNTRIED.get(each.kind, _NO_EVENTS)
+        judged.append(dataclasses.replace(each, meetings=own, untried=why))
+    return Certificate(tuple(judged))
 
 
 def _few(places: Iterable[Place]) -> Iterator[Place]:

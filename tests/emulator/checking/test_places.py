@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cute_kernels.commands import cli
 from cute_kernels.emulator import Options
@@ -21,6 +22,7 @@ from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.programs.recorded import Recorder, Replay
 from cute_kernels.emulator.steps import Step
+from cute_kernels.testing import assert_certified, emulation
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.ptx_launch import launch
 from tests.emulator.races.interleavings import BYTES, Machine, drawn, ptx_of
@@ -165,7 +167,11 @@ def test_what_a_phase_that_order_does_not_keep_apart_leads_to(
     (run,) = json.loads(Path("r.sarif").read_text())["runs"]
     assert run["properties"]["certificates"] == {"1": facts["certificate"]}
     assert ("  note: tried: " in printed) == bool(tried)
-    assert ("  note: not tried: lanes" in printed) == (name == "cutlass#3654")
+    untried = {"lanes of a warp step together in the emulator": 2} if name == "cutlass#3654" else {}
+    assert report["summary"]["untried"] == untried and facts["certificate"].get("untried", {}) == untried
+    reasons = Counter(each.get("untried", "") for each in facts["certificate"]["places"])
+    assert {why: count for why, count in reasons.items() if why} == untried
+    assert ("  note: not tried: lanes of a warp step together in the emulator" in printed) == bool(untried)
     if kind:
         assert f"shown by {tried[0]['schedule']}: {kind}\n" in printed
         assert f"  note: in this order: {tried[0]['events']}\n" in printed
@@ -288,3 +294,45 @@ def test_two_events_meet_once_whatever_they_share() -> None:
     assert search.run() is None and (search.tally.places, search.tally.orders) == (3, 5)
     tried = search.launches[0].certificate.places[0].tried
     assert {each.first[0] == each.second[0] for each in tried} == {True, False} and len(tried) == 3
+
+
+UNTRIED = {
+    "draw": (f"{ONE} mov.u32 %r8, %clock; st.global.u32 [%d0], %r8; END: ret;", "no two events of it are known"),
+    "unknown": (f"{ONE} discard.global.L2 [%d0], 128; END: ret;", "what else an instruction could do is not known"),
+    "answer": (
+        f"{THREAD_OUTPUT} setp.ne.u32 %p9, %r1, 0; @%p9 bra END; mbarrier.init.shared.b64 [dynamic], 1; "
+        "mbarrier.test_wait.parity.shared.b64 %p4, [dynamic], 1; selp.u32 %r8, 1, 2, %p4; st.global.u32 [%d0], %r8; "
+        "END: ret;", "a look has the answer that the barrier has"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNTRIED)
+def test_a_place_that_cannot_be_tried_says_why(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the lines of the certificate, which a test that asserts it shows as well, and with a count in the summary."""
+    body, why = UNTRIED[kind]
+    monkeypatch.chdir(tmp_path)
+    Path("k.ptx").write_text(module(body, parameters=1))
+    shape = {"grid": 1, "block": 32, "dynamic_smem": 4096, "arguments": ["x"]}
+    Path("k.json").write_text(json.dumps({"arrays": {"x": {"dtype": "uint32", "shape": [64]}}, "launches": [shape]}))
+    words = ["check", "--seeds", "0", "--arch", "sm_100a", "--report", "r.json", "k.ptx", "k.json"]
+    assert cli.main(words) == 0
+    printed, report = capsys.readouterr().out, report_files.validated(Path("r.json"))
+    (place,) = report["launches"][0]["certificate"]["places"]
+    assert place["kind"] == kind and place["untried"].startswith(why) and "tried" not in place
+    assert report["summary"]["untried"] == {place["untried"]: 1}
+    assert f"  not tried: {place['untried']}\n" in printed
+    assert f"; 1 place not tried (1: {place['untried']}); clean\n" in printed
+    with emulation("sm_100a") as session, pytest.raises(AssertionError, match=f"not tried: {why}"):
+        session.launch_ptx(Path("k.ptx"), torch.zeros(64, device="cuda"), grid=1, block=32, dynamic_smem=4096)
+        assert_certified(session)
+
+
+def test_a_place_that_no_time_was_left_for_says_so() -> None:
+    """One that was tried says nothing of it."""
+    for seconds, untried in ((1e-9, {"no time was left": 1}), (None, {})):
+        recorder, _ = recorded(*SOUND["the last of all clusters"])
+        search = Search(recorder.launches, Budget(seconds, 0))
+        search.run()
+        assert search.launches[0].certificate.untried == untried
