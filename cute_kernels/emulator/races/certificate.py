@@ -8,7 +8,7 @@ in the tables below stands against it.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.emulator.isa.ptx.flow import Flow
@@ -151,19 +151,22 @@ class Certificate:
 
 def judge(
     flow: Flow, executed: Sequence[int], found: Iterable[tuple[str, int, str]], whole: str = "",
-    meetings: Iterable[tuple[str, int, Meeting]] = (),
+    meetings: Iterable[tuple[str, int, Meeting]] = (), strong: Collection[tuple[int, bool]] = (),
 ) -> Certificate:
     """The certificate of a launch that has ended. ``flow``: of its kernel. ``executed``: how often warps entered each
     of its blocks. ``found``: places of the run itself: kind, index of the instruction or -1, text. ``whole``: why the
     run as a whole cannot be judged; "" where it can. ``meetings``: events that places consist of: kind and index of the
-    instruction, and what they are."""
+    instruction, and what they are. ``strong``: instructions with strong accesses, and whether one met any that it does
+    not commute with."""
     places = {Place("schedule", whole): None} if whole else {}
     for kind, index, text in sorted(found):
         places[_place(flow.kernel.instructions[index] if index >= 0 else None, kind, text)] = None
     against = _of_blocks(flow)
+    commuting = {index for index, apart in strong if not apart} - {index for index, apart in strong if apart}
     for block, count in enumerate(executed):
-        if count:
-            places |= dict.fromkeys(against.get(block, ()))
+        for index, place in against.get(block, ()) if count else ():
+            if index not in commuting:
+                places[place] = None
     met: dict[tuple[str, str, int], list[Meeting]] = {}
     for kind, index, meeting in sorted(meetings):
         instruction = flow.kernel.instructions[index]
@@ -186,14 +189,14 @@ def _few(places: Iterable[Place]) -> Iterator[Place]:
             yield place
 
 
-def _of_blocks(flow: Flow) -> dict[int, list[Place]]:
-    """Per block what its instructions have against the certificate."""
+def _of_blocks(flow: Flow) -> dict[int, list[tuple[int, Place]]]:
+    """Per block what its instructions, by index, have against the certificate."""
     known = flow.facts.get("certificate")
     if known is None:
         known = flow.facts["certificate"] = {}
         for block in flow.blocks:
             for instruction in flow.kernel.instructions[block.start : block.end]:
-                found = [_place(instruction, *each) for each in _against(flow, instruction)]
+                found = [(instruction.index, _place(instruction, *each)) for each in _against(flow, instruction)]
                 if found:
                     known.setdefault(block.index, []).extend(found)
     return known

@@ -11,6 +11,7 @@ from cute_kernels.emulator.steps import Step
 
 _MOST = 32  # of two instructions
 _MOST_ADDRESSES = 10_000  # at which the latest accesses are kept
+_MOST_CELLS = 100_000  # of which it is kept whether accesses commute
 
 #: Cluster, warp in it, instructions.
 Event = tuple[int, int, int]
@@ -58,15 +59,31 @@ class Visit:
     writes: bool
     column: int
     clock: int
+    commutes: str  # with those of the same name; "" with none
 
 
 class Visits:
     """The latest strong accesses of every address."""
 
     def __init__(self) -> None:
+        self.apart: dict[int, bool] = {}  # whether an instruction met what it does not commute with, or may have
+        self._cells: dict[int, tuple[str, frozenset[int]]] = {}  # of 4 bytes: `Visit.commutes`, instructions
         self._latest: dict[int, dict[bool, Visit]] = {}
         self._counts: Counter[tuple[int, int]] = Counter()
         self._met: set[tuple[Event, Event]] = set()
+
+    def classify(self, address: int, nbytes: int, visit: Visit) -> None:
+        """Notes whether an access commutes with all others of these bytes, so that their order decides nothing."""
+        self.apart.setdefault(visit.instruction, False)
+        for cell in range(address // 4, (address + nbytes - 1) // 4 + 1):
+            name, instructions = self._cells.get(cell, (visit.commutes, frozenset()))
+            full = not instructions and len(self._cells) >= _MOST_CELLS
+            instructions |= {visit.instruction}
+            if name != visit.commutes or not name or full:
+                name = ""
+                self.apart |= dict.fromkeys(instructions, True)
+            if not full:
+                self._cells[cell] = name, instructions
 
     def note(
         self, address: int, visit: Visit, ordered: Callable[[Visit], bool], where: Callable[[], str]
@@ -83,6 +100,7 @@ class Visits:
         for earlier in latest.values():
             pair = earlier.instruction, visit.instruction
             apart = earlier.event[:2] != visit.event[:2] and (earlier.writes or visit.writes)
+            apart &= not visit.commutes or visit.commutes != earlier.commutes
             events = earlier.event, visit.event  # which may meet at several addresses
             if apart and self._counts[pair] < _MOST and events not in self._met and not ordered(earlier):
                 self._counts[pair] += 1

@@ -5,11 +5,13 @@ import ctypes
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.isa.ptx.waits import commutes
 from cute_kernels.emulator.races import phases
 from cute_kernels.emulator.races.abroad import reaches_clusters
 from cute_kernels.emulator.races.checks import RaceChecks
 from cute_kernels.emulator.races.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.races.meetings import Visit, Visits
+from cute_kernels.emulator.races.memory_order import Strength
 from cute_kernels.emulator.races.sync_point import Order, Row, SyncPoint
 
 #: What uses an mbarrier; all others are arrivals.
@@ -88,10 +90,11 @@ class PointRaces(RaceChecks):
     # --- strong operations on memory ----------------------------------------------------------------------------------
 
     def strong(
-        self, agent: Agent, mask: int, space: str, addresses: list[int], acquire: int | None, release: int | None
+        self, agent: Agent, mask: int, space: str, addresses: list[int], nbytes: int, strength: Strength
     ) -> None:
         """Accesses that may synchronise; ``acquire`` and ``release`` are their `Order`, or None without that half."""
-        self._meet(agent, space, addresses, release is not None)
+        acquire, release = strength
+        self._meet(agent, space, addresses, nbytes, release is not None)
         for address in dict.fromkeys(addresses):
             key = (space, address)
             point = self.locations.get(key)
@@ -108,12 +111,13 @@ class PointRaces(RaceChecks):
             agent.release(point, mask, release & ~Order.GRID)
             point.complete()
 
-    def _meet(self, agent: Agent, space: str, addresses: list[int], writes: bool) -> None:
+    def _meet(self, agent: Agent, space: str, addresses: list[int], nbytes: int, writes: bool) -> None:
         """Notes where strong accesses meet those of other warps."""
         if agent.warp is None:
             return
         place, event = agent.executing(), (agent.warp.cluster.index, agent.number, agent.warp.code.steps)
-        visit = Visit(event, place, agent.label, writes, agent.base + Offset.READ, agent.clock)
+        does = commutes(self.launch.flow, place) if place >= 0 and self.launch.flow is not None else ""
+        visit = Visit(event, place, agent.label, writes, agent.base + Offset.READ, agent.clock, does)
         memory = self.launch if space == "global" else self
         visits = memory.visits = memory.visits or Visits()
 
@@ -121,8 +125,14 @@ class PointRaces(RaceChecks):
             return earlier.event[0] == event[0] and bool(agent.order(FULL)[earlier.column] >= earlier.clock)
 
         for address in dict.fromkeys(addresses):
+            visits.classify(address, nbytes, visit)
             for meeting in visits.note(address, visit, is_ordered, lambda at=address: self._name(space, at)):
                 self.met("draw", place, meeting)
+
+    def strong_accesses(self) -> frozenset[tuple[int, bool]]:
+        """Instructions with strong accesses, of the launch so far or in shared memory, and `Visits.apart` of each."""
+        known = (visits for visits in (self.visits, self.launch.visits) if visits is not None)
+        return frozenset(item for visits in known for item in visits.apart.items())
 
     def _name(self, space: str, address: int) -> str:
         if space == "shared":

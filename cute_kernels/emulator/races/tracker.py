@@ -100,7 +100,8 @@ class RaceTracker(PointRaces):
         """A strong access of the log of the warp that is looked at may pass order on."""
         mask, space = entry.mask & FULL, SPACES[entry.kind & ~(_TOGETHER | _STRONG)]
         lanes = lane_vector(mask)[: 1 if entry.kind & _TOGETHER else None]
-        self.strong(self.looking, mask, space, [entry.addresses[lane] for lane in lanes], *orders(entry.argument))
+        nbytes, addresses = entry.argument & 255, [entry.addresses[lane] for lane in lanes]
+        self.strong(self.looking, mask, space, addresses, nbytes, orders(entry.argument))
 
     def elsewhere(self, conflict: ctypes.Structure) -> None:
         """Lanes access the shared memory of another CTA."""

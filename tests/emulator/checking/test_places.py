@@ -49,8 +49,8 @@ FAULTY = {
         1, 64),
 }  # fmt: skip
 SOUND = {
-    "a sum that is read behind a barrier": (
-        f"""{ONE} red.relaxed.gpu.global.add.u32 [%d0], 5; END: bar.sync 0; setp.ne.u32 %p3, %r1, 0; @%p3 bra DONE;
+    "a count that is read behind a barrier": (
+        f"""{ONE} red.relaxed.gpu.global.inc.u32 [%d0], 99; END: bar.sync 0; setp.ne.u32 %p3, %r1, 0; @%p3 bra DONE;
         ld.global.u32 %r8, [%d0]; st.global.u32 [%d0+128], %r8; DONE: ret;""", 1, 96),
     "the last of all clusters": (
         f"""{ONE} atom.relaxed.gpu.global.add.u32 %r8, [%d0], 1; setp.ne.u32 %p3, %r8, 2; @%p3 bra END;
@@ -120,7 +120,7 @@ def order_of(*steps: str, grid: int = 1, threads: int = 96) -> list[int]:
 
 
 def test_a_warp_goes_on_right_behind_the_other_event() -> None:
-    (place,) = recorded(f"{ONE} atom.relaxed.gpu.global.add.u32 %r8, [%d0], 1; END: ret;", 1, 96)[
+    (place,) = recorded(f"{ONE} atom.relaxed.gpu.global.inc.u32 %r8, [%d0], 9; END: ret;", 1, 96)[
         0].launches[0].certificate.places  # fmt: skip
     count = place.meetings[0].first[2] + 5  # of the kernel here
     hold = f"0h0:{count}-0w"
@@ -135,7 +135,7 @@ def test_a_warp_goes_on_right_behind_the_other_event() -> None:
 
 
 def test_events_that_are_in_order_are_no_place_to_try() -> None:
-    add = "atom.relaxed.gpu.global.add.u32 %r8, [%d0], 1;"
+    add = "atom.relaxed.gpu.global.inc.u32 %r8, [%d0], 9;"
     body = f"{THREAD_OUTPUT} {SPLIT} {{}} bar.sync 1, 64; bra END; OTHER: {{}} END: ret;"
     for second, meetings in ((f"bar.sync 1, 64; {add}", 0), (f"{add} bar.sync 1, 64;", 1)):
         recorder, _ = recorded(body.format(add, second), 1, 64)
@@ -284,9 +284,9 @@ def test_what_is_shown_is_so_by_brute_force() -> None:
 
 
 def test_two_events_meet_once_whatever_they_share() -> None:
-    """Sums at 32 addresses: of the pairs inside a cluster and between clusters some of both are tried."""
+    """Counts at 32 addresses: of the pairs inside a cluster and between clusters some of both are tried."""
     body = f"""{THREAD_OUTPUT} and.b32 %r5, %r1, 31; mul.wide.u32 %d4, %r5, 4; add.u64 %d4, %d4, %d0;
-        red.relaxed.gpu.global.add.u32 [%d4], 1; ret;"""
+        red.relaxed.gpu.global.inc.u32 [%d4], 99; ret;"""
     recorder, _ = recorded(body, 3, 96)
     (place,) = recorder.launches[0].certificate.places
     assert len({(each.first, each.second) for each in place.meetings}) == len(place.meetings) == 8

@@ -69,7 +69,7 @@ def test_threads_find_the_same(tmp_path: Path) -> None:
     assert findings[0] == findings[1]
 
 
-TICKETS = f"{ONE} atom.relaxed.gpu.global.add.u32 %r8, [%d0+1024], 1; END: ret;"
+TICKETS = f"{ONE} atom.relaxed.gpu.global.inc.u32 %r8, [%d0+1024], 9; END: ret;"
 
 
 def test_a_run_is_left_when_the_time_is_over() -> None:

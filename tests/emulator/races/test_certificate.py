@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.races import meetings
 from cute_kernels.emulator.races.certificate import ASSUMPTIONS
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.ptx_launch import launch
@@ -101,7 +102,7 @@ JUDGED = {
         ".shared.b64 %p2, [dynamic], 0; @%p2 bra DONE; L: setp.eq.u32 %p3, %r8, 0; @%p3 bra L; bra W; DONE:",
         ["answer"]),
     "which multiprocessor it is": ("mov.u32 %r8, %smid; st.global.u32 [%d1], %r8;", ["draw"]),
-    "a sum": ("red.global.add.u32 [%d0], 1;", ["draw"]),
+    "a sum": ("red.global.add.f32 [%d0], 0f3F800000;", ["draw"]),
     "a ticket": ("atom.global.add.u32 %r8, [%d0], 1; st.global.u32 [%d1+128], %r8;", ["draw"]),
     "a strong load": ("ld.relaxed.gpu.global.u32 %r8, [%d0];", ["draw"]),
     "which lanes are together": ("activemask.b32 %r8; st.global.u32 [%d1], %r8;", ["draw"]),
@@ -119,9 +120,9 @@ JUDGED = {
     "a state that is stored": (INIT + "@%p9 bra END; mbarrier.arrive.shared.b64 %d4, [dynamic]; "
         "st.global.u64 [%d0], %d4;", ["answer"]),
     "what nobody classified": ("discard.global.L2 [%d0], 128;", ["unknown"]),
-    "three of many at one line": ("red.global.add.u32 [%d0], 1; red.global.add.u32 [%d0], 2; "
-        "red.global.add.u32 [%d0], 3; red.global.add.u32 [%d0], 4;", ["draw"] * 3),
-    "what is not executed": ("setp.gt.u32 %p2, %r1, 99; @!%p2 bra END; red.global.add.u32 [%d0], 1;", []),
+    "three of many at one line": ("red.global.inc.u32 [%d0], 1; red.global.inc.u32 [%d0], 2; "
+        "red.global.inc.u32 [%d0], 3; red.global.inc.u32 [%d0], 4;", ["draw"] * 3),
+    "what is not executed": ("setp.gt.u32 %p2, %r1, 99; @!%p2 bra END; red.global.inc.u32 [%d0], 1;", []),
 }  # fmt: skip
 
 
@@ -161,3 +162,58 @@ def test_registers_that_may_have_to_be_waited_for():
         text = module(body, parameters=1, entry=entry, target="sm_90a")
         found = launch(text, words, block=(256, 1, 1)).certificate
         assert [place.kind for place in found.places] == kinds, found.lines()
+
+
+SUMS = "setp.ge.u32 %p2, %r1, 32; @%p2 bra OTHER; {} bra MEET; OTHER: {} MEET: bar.sync 0; {}"
+ADD = "red.relaxed.gpu.global.add.u32 [%d0], 5;"
+#: What warp 0 does, warp 1, and all behind a barrier; whether their order decides nothing.
+COMMUTING = {
+    "sums": (ADD, ADD.replace("u32", "s32"), "", True),
+    "sums of which the results are not used": (ADD, "atom.relaxed.gpu.global.add.u32 %r9, [%d0], 7;", "", True),
+    "and what they come to": (ADD, ADD, "ld.global.u32 %r8, [%d0]; st.global.u32 [%d1+128], %r8;", True),
+    "at other places": (ADD, "red.relaxed.gpu.global.max.u32 [%d0+4], 7;", "", True),
+    "a result that is used": (
+        ADD, "atom.relaxed.gpu.global.add.u32 %r9, [%d0], 7; st.global.u32 [%d1], %r9;", "", False),
+    "a sum and a maximum": (ADD, "red.relaxed.gpu.global.max.u32 [%d0], 7;", "", False),
+    "maxima of two types": (
+        "red.relaxed.gpu.global.max.u32 [%d0], 8;", "red.relaxed.gpu.global.max.s32 [%d0], 7;", "", False),
+    "a sum and what it goes on in": (ADD.replace("[%d0]", "[%d0+4]"), ADD.replace("u32", "u64"), "", False),
+    "a strong load beside a sum": (ADD, "ld.relaxed.gpu.global.u32 %r8, [%d0]; st.global.u32 [%d1], %r8;", "", False),
+    "a strong store behind a sum": (ADD, ADD, "st.relaxed.gpu.global.u32 [%d0], 1;", False),
+    "sums of floats": (ADD.replace("u32", "f32").replace("5", "0f3F800000"), "", "", False),
+    "counts that wrap": ("red.relaxed.gpu.global.inc.u32 [%d0], 5;", "", "", False),
+    "a sum of a time": ("mov.u32 %r8, %clock; red.relaxed.gpu.global.add.u32 [%d0], %r8;", "", "", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize("name", COMMUTING)
+def test_atomic_operations_whose_order_decides_nothing_are_no_draws(name: str, space: str):
+    *parts, commute = COMMUTING[name]
+    body = SUMS.format(*parts)
+    if space == "shared":
+        body = body.replace("gpu.global", "cta.shared").replace("ld.global", "ld.shared").replace("[%d0", "[dynamic")
+        made = "setp.ne.u32 %p3, %r1, 0; @!%p3 st.shared.v2.u32 [dynamic], {%r1, %r1}; bar.sync 0;"
+        body = f"{made} {body}"
+    for how in ("round_robin", "starve"):
+        options = Options(interleave=how)
+        found = certificate(f"add.u64 %d1, %d1, 256; {body}", options, block=(64, 1, 1), dynamic_smem=4096)
+        assert found.given == commute, found.lines()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("body, commute", [
+    (ADD, True),
+    (f"""mov.u32 %r4, %ctaid.x; setp.ne.u32 %p2, %r4, 3; {ADD}
+     @!%p2 ld.relaxed.gpu.global.u32 %r8, [%d0]; @!%p2 st.global.u32 [%d1+128], %r8;""", False),
+])  # fmt: skip
+def test_atomic_operations_of_clusters(body: str, commute: bool, processes: int):
+    """Of all of them, whichever process executes them, and one that comes last."""
+    assert certificate(body, Options(processes=processes), grid=(4, 1, 1)).given == commute
+
+
+def test_more_places_than_are_kept_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(meetings, "_MOST_CELLS", 31)
+    body = "red.relaxed.gpu.global.add.u32 [%d1], 1;"
+    for threads, commute in ((31, True), (32, False)):
+        assert certificate(body, block=(threads, 1, 1)).given == commute

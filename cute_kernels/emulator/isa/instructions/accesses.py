@@ -16,7 +16,7 @@ def watch(
         return
     tracker.generic(warp.agent, lane_vector(mask), space, addresses, nbytes, write, strength is not None)
     if strength is not None:
-        tracker.strong(warp.agent, mask, space, addresses.tolist(), *strength)
+        tracker.strong(warp.agent, mask, space, addresses.tolist(), nbytes, strength)
 
 
 def enter(warp: Warp, lane: int) -> None:

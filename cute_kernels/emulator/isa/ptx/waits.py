@@ -8,6 +8,7 @@ from cute_kernels.emulator.isa.ptx.flow import Block, Flow, is_together
 from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Operand, Register, Special
 
 _COPIES = ("cp", "async", "bulk")
+_COMMUTING, _INTEGERS = frozenset("add min max and or xor".split()), frozenset("u32 s32 b32 u64 s64 b64".split())
 _SENT = (("st", "async"), ("red", "async"), ("tcgen05", "commit"))
 
 
@@ -145,12 +146,7 @@ def _changed(flow: Flow, blocks: set[int]) -> set[str]:
 
 def decides_nothing(flow: Flow, index: int) -> bool:
     """Whether what an instruction answers, as %clock, flows into nothing but how long a loop without effect runs."""
-    readers: dict[str, list[Instruction]] = flow.facts.get("readers")
-    if readers is None:
-        readers = flow.facts["readers"] = {}
-        for each in flow.kernel.instructions:
-            for name in read(each):
-                readers.setdefault(name, []).append(each)
+    readers = _readers(flow)
     if flow.kernel.instructions[index].parts[0] not in PURE:
         return False
     work, seen = list(written(flow.kernel.instructions[index])), set()
@@ -168,6 +164,31 @@ def decides_nothing(flow: Flow, index: int) -> bool:
             else:
                 work += written(reader)
     return True
+
+
+def _readers(flow: Flow) -> dict[str, list[Instruction]]:
+    """Instructions that read each register."""
+    readers: dict[str, list[Instruction]] = flow.facts.get("readers")
+    if readers is None:
+        readers = flow.facts["readers"] = {}
+        for each in flow.kernel.instructions:
+            for name in read(each):
+                readers.setdefault(name, []).append(each)
+    return readers
+
+
+def commutes(flow: Flow, index: int) -> str:
+    """Name of what an atomic operation does to integers, if its result is not used: those of one name commute. "" for
+    all other instructions."""
+    instruction = flow.kernel.instructions[index]
+    name, *parts = instruction.parts
+    done = _COMMUTING.intersection(parts)
+    if name not in ("atom", "red") or "async" in parts or not done or parts[-1] not in _INTEGERS:
+        return ""
+    if any(each in _readers(flow) for each in written(instruction)):
+        return ""
+    (operation,) = done
+    return f"{operation} {parts[-1] if operation in ('min', 'max') else parts[-1][1:]}"
 
 
 def _only_delays(flow: Flow, branch: int) -> bool:

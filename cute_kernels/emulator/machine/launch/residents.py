@@ -46,6 +46,8 @@ class ClusterWork:
     # that stand against a certificate, see `races.certificate`: kind, index of the instruction or -1, text
     places: frozenset[tuple[str, int, str]] = frozenset()
     meetings: frozenset[tuple[str, int, Meeting]] = frozenset()  # of them: kind, index, two events
+    # instructions with strong accesses, and whether one met any that it does not commute with, in clusters so far
+    strong: frozenset[tuple[int, bool]] = frozenset()
     clusters: int = 1  # how many
 
     @staticmethod
@@ -61,6 +63,7 @@ class ClusterWork:
             mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
             columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter, places=frozenset(cluster.places),
             meetings=frozenset(cluster.meetings),
+            strong=frozenset() if cluster.tracker is None else cluster.tracker.strong_accesses(),
         )
 
 

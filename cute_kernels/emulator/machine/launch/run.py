@@ -150,6 +150,7 @@ class _Work:
         self.loaded = self.stored = self.mmas = self.columns = self.clusters = 0
         self.places: set[tuple[str, int, str]] = set()
         self.meetings: set[tuple[str, int, Meeting]] = set()
+        self.strong: set[tuple[int, bool]] = set()
 
     def add(self, work: ClusterWork) -> None:
         self.counters.merge(work.executions)
@@ -162,6 +163,7 @@ class _Work:
         self.clusters += work.clusters
         self.places |= work.places
         self.meetings |= work.meetings
+        self.strong |= work.strong
 
     def report(self, seconds: float, processes: int, one_process: str) -> Report:
         units, counters = None, self.counters
@@ -189,7 +191,7 @@ class _Work:
             whole = "asynchronous work did not take effect at once in the run, as it has to where phases are counted"
         elif options.clusters is not None:
             whole = "some clusters were executed, not all"
-        return judge(launch.execution.flow, self.counters.of_blocks(), self.places, whole, self.meetings)
+        return judge(launch.execution.flow, self.counters.of_blocks(), self.places, whole, self.meetings, self.strong)
 
 
 def _execute(launch: Launch, work: _Work) -> tuple[int, str]:
