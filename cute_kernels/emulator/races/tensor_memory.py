@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from cute_kernels.emulator.core.layout import STRUCTURES, words
 from cute_kernels.emulator.errors import TensorMemoryRace
+from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.races.checks import RaceChecks
 from cute_kernels.emulator.races.happens_before import Agent, Offset
 from cute_kernels.emulator.races.operations import Operation, Place
@@ -25,7 +26,7 @@ class TensorRaces:
 
     def __init__(self, tracker: RaceChecks) -> None:
         self.tracker, self.epochs, self.planes = tracker, tracker.epochs, tracker.planes
-        self._managed: dict[int, tuple[int, str]] = {}  # by CTA: clock and name of the latest event of its allocations
+        self._managed: dict[int, tuple[int, Side]] = {}  # by CTA: clock of the latest event of its allocations, and who
         self._streams: dict[tuple[Agent, int], ctypes.Structure] = {}  # of tcgen05 operations, by lanes
 
     def _stream(self) -> ctypes.Structure:
@@ -107,12 +108,14 @@ class TensorRaces:
         latest = self._managed.get(rank)
         clock = 1 if latest is None else latest[0] + 1
         if latest is not None and agent.clocks[Row.ORDER, column] < latest[0]:
+            other = latest[1]
             error = TensorMemoryRace(
-                f"{what} of {agent.label} is not ordered after {latest[1]}: which columns an allocation of CTA {rank} "
-                "gets, and whether it may be made, depends on which of them comes first"
+                f"{what} of {agent.label} is not ordered after {other.what} of {other.warp}: which columns an "
+                f"allocation of CTA {rank} gets, and whether it may be made, depends on which of them comes first"
             )
-            tracker.stands_against(error.know("allocation-order"))
-        self._managed[rank] = clock, f"{what} of {agent.label}"
+            tracker.stands_against(error.know("allocation-order", other=other))
+        steps = 0 if agent.warp is None else agent.warp.code.steps
+        self._managed[rank] = clock, Side(what, (), agent.label, what=what, steps=steps)
         agent.complete(column, clock, len(Row))
         return column, clock
 

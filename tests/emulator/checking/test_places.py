@@ -25,6 +25,7 @@ from cute_kernels.emulator.steps import Step
 from cute_kernels.testing import assert_certified, emulation
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.ptx_launch import launch
+from tests.emulator.races import test_allocations as allocations
 from tests.emulator.races.interleavings import BYTES, Machine, drawn, ptx_of
 from tests.emulator.races.test_phases import FAULTS, LATER, MARK
 from tests.emulator.reports import report_files
@@ -59,17 +60,18 @@ SOUND = {
 
 
 def recorded(
-    body: str, grid: int, threads: int, options: Options | None = None, words: np.ndarray | None = None
+    body: str, grid: int, threads: int, options: Options | None = None, words: np.ndarray | None = None,
+    smem: int = 4096,
 ) -> tuple[Recorder, np.ndarray]:
     """The launch with its certificate, and the memory that it refers to."""
     words, recorder = aligned(np.zeros(512, np.uint32)) if words is None else words, Recorder()
     text = module(body, parameters=1)
-    shape = (grid, 1, 1), (threads, 1, 1), (1, 1, 1), 4096
+    shape = (grid, 1, 1), (threads, 1, 1), (1, 1, 1), smem
     parameters = (words.ctypes.data.to_bytes(8, "little"),)
     recorder.take(
         CapturedLaunch("k", *shape, parameters, text, False), [(words.ctypes.data, words.nbytes)], overlaps=False
     )
-    recorder.ended(launch(text, words, grid=shape[0], block=shape[1], dynamic_smem=4096, options=options or Options()))
+    recorder.ended(launch(text, words, grid=shape[0], block=shape[1], dynamic_smem=smem, options=options or Options()))
     return recorder, words
 
 
@@ -95,6 +97,16 @@ def test_a_place_is_shown_that_other_schedules_do_not_show(name: str) -> None:
     certificate = dataclasses.replace(finding.recorded.certificate, places=())
     without = [dataclasses.replace(finding.recorded, certificate=certificate)]
     assert Search(without, Budget(None, 20), always=True).run() is None
+
+
+def test_allocations_of_tensor_memory_are_tried_in_the_other_order() -> None:
+    """Each warp stores the columns that it gets."""
+    first, second = allocations.HOSTILE["two allocations in any order"]
+    body = f"{THREAD_OUTPUT} setp.ge.u32 %p2, %r1, 32; @%p2 bra SECOND; {first} bra END; SECOND: {second} END: ret;"
+    recorder, _ = recorded(body, 1, 64, smem=allocations.ALONE)
+    finding = Search(recorder.launches, Budget(None, 0)).run()
+    assert finding is not None and finding.text.startswith("the result depends on the schedule")
+    assert finding.order == "CTA 0 warp 1 before CTA 0 warp 0 tcgen05.alloc"
 
 
 @pytest.mark.parametrize("name", SOUND)
