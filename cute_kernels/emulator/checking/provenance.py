@@ -587,17 +587,15 @@ class Origin:
 
     def _chunks(self, byte: Byte, end: int, cluster: int, unit: int, size: int) -> list[_Chunk]:
         """Sources of a unit of bytes before an event, in elements of a size: of each alone where threads store them."""
-        index, source = self._writer(byte, end, cluster) or (end, "")
-        if source[:1] != ("register",):
-            return [self._chunk(byte, end, cluster, unit, size)]
         found = []
         for first in range(byte[2], byte[2] + unit, size):
             index, source = self._writer((*byte[:2], first), end, cluster) or (end, "")
             if source[:1] != ("register",):
-                return [self._chunk(byte, end, cluster, unit, size)]
+                break
             _, lane, (operand, at) = source
             found.append(self._origin_of(self._trail.events[index], index, operand, at, lane, size))
-        return found if all(start for _, start, _, _ in found) else [self._chunk(byte, end, cluster, unit, size)]
+        stored = len(found) * size == unit and all(start for _, start, _, _ in found)
+        return found if stored else [self._chunk(byte, end, cluster, unit, size)]
 
     def _chunk(self, byte: Byte, end: int, cluster: int, unit: int, size: int) -> _Chunk:
         """Source of a unit of bytes before an event, in elements of a size."""

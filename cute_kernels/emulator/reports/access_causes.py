@@ -560,6 +560,16 @@ def _source_handed_back(e: Evidence) -> Fields | None:
     return {"wait": e.line(waits[0]), "back": e.line(back[0]), "first": first, "awaited": awaited}
 
 
+def _copy_unheard(e: Evidence) -> Fields | None:
+    """A CTA's own copies have signalled an mbarrier in more phases than its warps have waited for."""
+    name = WarpName.of(e.warp)
+    copies = [each for each in e.did("deliver", warp=e.warp) if name is not None and each.place[0] == name.cta]
+    copies = [each for each in copies if e.at_fault is not None and each.instruction == e.at_fault]
+    last = copies[-1] if copies and e.facts.past.whole else None
+    heard = last is None or any(each.phase > last.phase for each in e.did("wait", last.place))
+    return None if heard else {"full": e.name(last.place)}
+
+
 def _says(*words: str) -> Callable[[Evidence], Fields | None]:
     return lambda e: {} if all(word in e.error.message for word in words) else None
 
@@ -700,6 +710,9 @@ ACCESSES: tuple[Cause, ...] = (
           "arrive, at the mbarrier of the same stage", when=lambda found: found["late"]),
     Cause(("exit-in-use",), _says("never waited for it"), "cp_async_bulk_wait_group(0, read=True) by the thread that "
           "stored at {here}, before it ends"),
+    Cause(("exit-in-use",), _copy_unheard, "nobody waits for the last bytes that the copy at {here} brings to its own "
+          "CTA: a loop that waits for {full} takes fewer turns than the one that copies, or a wait is missing behind "
+          "it"),
     Cause(("exit-in-use",), _says("may exit before"), "cluster_arrive and cluster_wait at the end of the kernel, in "
           "all threads of the cluster, or a wait in the other CTA for the mbarrier that {here} signals"),
 )  # fmt: skip

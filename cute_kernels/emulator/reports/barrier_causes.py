@@ -635,7 +635,8 @@ BARRIERS: tuple[Cause, ...] = (
     # Arrivals and phases: who comes again, who is not counted, whose stage it is.
     Cause(_PHASES, _not_advanced, "{who} waits at {at} for a phase of {here} for which it has waited before, and has "
           "signalled {other} at {signal} in between: the stage, or its parity, does not advance (state.advance())"),
-    Cause(("extra-arrivals", "phase-overrun", "phase-missed", "arrival-early"), _arrives_where_it_waits, "{who} "
+    Cause(("extra-arrivals", "phase-overrun", "phase-missed", "phase-ambiguous", "arrival-early"),
+          _arrives_where_it_waits, "{who} "
           "arrives at {at} at {here}, for which it has waited itself, and which {others} signals at "
           "{signals}{instead}: that arrival names the wrong mbarrier"),
     Cause(("extra-arrivals",), _announces_elsewhere, "{who} announces at {here}, and its copies signal {there}: of a "

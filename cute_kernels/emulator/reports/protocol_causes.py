@@ -132,6 +132,9 @@ def _stage_astray(e: Evidence) -> Fields | None:
         here = [tour for tour in tours if tour.ring[1] == ring[1] and not (strays and tour.does == "copies for")]
         if len(ring[1]) < 2 or all(len({each.place for each in tour.moments}) < 2 for tour in here):
             continue  # nobody goes round it
+        waiters = {tour.warp for tour in here if tour.does == "waits for"}
+        if any(tour.does == "arrives at" and tour.warp in waiters for tour in here) and announced & {*ring[1]}:
+            continue  # copies signal it, and who waits for it does, too
         regular = {tour.does for tour in here if _first_astray(tour) is None}
         astray = [tour for tour in here if _first_astray(tour) is not None]
         if not astray or len({tour.does for tour in astray}) > 1 or astray[0].does in regular or not regular:

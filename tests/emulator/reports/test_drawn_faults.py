@@ -49,6 +49,7 @@ NAMED = (
     "cluster_sums: copy signals room instead of came (line 64, store_async_dsmem)",
     "tickets_sm90: wrong stage of told (line 66, mbarrier_wait)",
     "tickets_sm90: drop wait for told (line 83, mbarrier_wait)",
+    "attention_sm90: one turn less (line 86, for)",
     "halves_sm90: one turn less (line 47, for)",
     "halves_sm90: drop announcement at loaded (line 43, mbarrier_arrive_and_expect_tx)",
 )
