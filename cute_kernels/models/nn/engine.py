@@ -91,6 +91,10 @@ class PatchEngine:
     def __reduce__(self) -> tuple:
         return type(self), (self.options,)
 
+    def _text(self) -> str:
+        """By an `if`: torch.compile of torch 2.11 refuses a bool as an index."""
+        return self.texts[1] if self.behind_adapter else self.texts[0]
+
     def takes_over(
         self,
         why: str | None,
@@ -264,7 +268,7 @@ class PatchEngine:
             return self._training_images(images, weight, bias, pos_embed, position_ids, dtype)
         if availability.traced():
             call = torch.ops.cute_kernels.embed_patches
-            return call(images, weight, bias, pos_embed, position_ids, self.texts[self.behind_adapter])
+            return call(images, weight, bias, pos_embed, position_ids, self._text())
         return self._images(images, weight, bias, pos_embed)
 
     def _training_type(self, weight: torch.Tensor) -> torch.dtype | None:
@@ -343,7 +347,7 @@ class PatchEngine:
             return out if table is None else out + table.to(out.dtype)[index.long()]
         if availability.traced():
             call = torch.ops.cute_kernels.embed_patches
-            return call(rows, weight, bias, table, index, self.texts[self.behind_adapter])
+            return call(rows, weight, bias, table, index, self._text())
         return self._rows(rows, weight, bias, table, index)
 
     def _rows(self, rows, weight: torch.Tensor, bias, table=None, index=None) -> torch.Tensor:
