@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test gpu orders integrations programs peers lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions ptxas docs pictures release hub nightly clean
+.PHONY: demo test gpu orders integrations programs peers lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions torch-versions ptxas docs pictures release hub nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -107,6 +107,10 @@ ray: $(VENV)/.installed-test
 dsl-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.dsl_versions $(ARGS)
 
+# The oldest and the newest supported torch, each in a virtual environment of its own.
+torch-versions: $(VENV)/.installed-test
+	$(BIN)/python -m tests.torch_versions $(ARGS)
+
 # The documentation as a site, site/index.html; fails if a link, an anchor or a reference leads nowhere.
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
@@ -129,7 +133,7 @@ hub:
 	$(PYTHON) .ci/hub.py $(ARGS)
 
 # What takes too long for every change.
-nightly: integrations programs $(if $(PEERS),peers) dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions ptxas $(VENV)/.installed-test
+nightly: integrations programs $(if $(PEERS),peers) dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions torch-versions ptxas $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 # Where there is a ptxas of CUDA 13.0: opcodes whose qualifiers are drawn anew, refused here as there. docs/contributing.md
