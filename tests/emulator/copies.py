@@ -13,10 +13,9 @@ from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.machine.state import access_faults
 from cute_kernels.emulator.machine.state.async_engine import AsyncEngine
-from cute_kernels.emulator.machine.state.generic_addresses import PARAM_WINDOW
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.memory_tables import STATES
-from cute_kernels.emulator.machine.state.smem import ClusterMemory, SharedMemory, shared_address
+from cute_kernels.emulator.machine.state.smem import PARAM_WINDOW, ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.machine.units.copies import bulk
 from cute_kernels.emulator.machine.units.copies.reductions import OPERATIONS
 from cute_kernels.testing.ptx import aligned

@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.machine.bytecode.warp_log import WarpLog
+from cute_kernels.emulator.machine.bytecode.execution import WarpLog
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.mbarrier import Tables
 from cute_kernels.emulator.machine.state.memory_tables import LOG, LOG_ENTRY

@@ -47,7 +47,7 @@ def test_changes_of_an_operator(operator: str, source: str, expected: list[str])
         ("models/nn/engine.py", "tensors[1].shape[0] % 8", "tensors[1].shape[0] % 4"),
         ("models/nn/engine.py", 'is_meta or self.options.precision == "auto" else', "is_meta else"),
         ("models/transformers.py", " or why_own(self, self.library, kind)", ""),
-        ("emulator/machine/launch/capacity.py", "threads = -(-threads // 32) * 32", "pass"),
+        ("emulator/machine/launch/launch.py", "threads = -(-threads // 32) * 32", "pass"),
         ("emulator/reports/barrier_causes.py", "and any(first <= array.first", "and all(first <= array.first"),
         ("emulator/reports/sarif.py", "if os.path.isabs(path)", "if False"),
         ("emulator/reports/sarif.py", "max(source.line, 1)", "max(source.line, 0)"),

@@ -7,7 +7,7 @@ from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Instruction, Specia
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value
-from cute_kernels.emulator.machine.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
+from cute_kernels.emulator.machine.state.smem import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 
 
 @family("cnot.b16", "cnot.b32", "cnot.b64", operands="d, a")

@@ -11,8 +11,7 @@ from cute_kernels.emulator.isa.ptx.flow import Flow, uniform_function_of_tid
 from cute_kernels.emulator.isa.ptx.program import Instruction, Kernel, Special, Symbol
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.values import Constant, LiveIn, OfWarp, Value
-from cute_kernels.emulator.machine.state.generic_addresses import PARAM_WINDOW
-from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES, shared_layout
+from cute_kernels.emulator.machine.state.smem import PARAM_WINDOW, SYSTEM_BYTES, shared_layout
 from cute_kernels.emulator.machine.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.machine.units.sm import Warp
 

@@ -30,9 +30,9 @@ from cute_kernels.emulator.machine.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.machine.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.machine.bytecode.program import Bytecode, Program, row_bytes
 from cute_kernels.emulator.machine.bytecode.sites import Site, bound
-from cute_kernels.emulator.machine.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.machine.graph.values import OfWarp, Value
 from cute_kernels.emulator.machine.state import memory_tables
+from cute_kernels.emulator.machine.state.tmem import rectangle
 from cute_kernels.emulator.machine.state.warp import NamedWait, PhaseWait, Wait, until_progress
 from cute_kernels.emulator.machine.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.machine.units.matrix.mma_sync import table as mma_table
@@ -41,7 +41,7 @@ from cute_kernels.emulator.machine.units.sm import Cluster, Warp
 from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.options import Options
 
-_Header = STRUCTURES["WarpHeader"]
+_Header, _LogEntry = STRUCTURES["WarpHeader"], STRUCTURES["LogEntry"]
 _HEADER = ctypes.sizeof(_Header)  # bytes before the counts
 _GO, _WAIT, _ERROR, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "EXIT"))
 _SITES = tuple(CONSTANTS[f"SITE_{name}"] for name in ("EXIT", "WAIT", "STOP"))
@@ -235,6 +235,44 @@ def _flags(cluster: Cluster) -> int:
     if cluster.tracker is not None:
         flags |= sum(memory_tables.LOG.values()) | memory_tables.TENSOR_LOAD
     return flags
+
+
+class WarpLog:
+    """The log of one warp's execution: accesses, which the race detector is told in program order. The core works
+    it off (``core/log.c``); what it finds late is worded as of the entry. ``instruction``: index of the one whose entry
+    is being reported, or was when that raised; -1: none; ``steps``: the warp's `WarpHeader.steps` at that entry."""
+
+    def __init__(self, warp: Warp, tables: memory_tables.MemoryTables) -> None:
+        self.warp, self.tables = warp, tables
+        self.instruction, self.steps = -1, 0
+
+    def enter(self) -> None:
+        """The warp is about to execute: what it logs is its own."""
+        tracker = self.warp.cluster.tracker
+        if tracker is not None:
+            self.tables.header.context = ctypes.addressof(tracker.context(self.warp.agent))
+
+    def report(self) -> None:
+        """Tells the race detector what is in the log, which is empty afterwards. Raises Race: see `races.tracker` and
+        `races.tensor_memory`."""
+        if not self.tables.header.log_used:
+            return
+        log, tracker = self.tables.take_log(), self.warp.cluster.tracker
+        start = 0
+        while (start := tracker.observe(self.warp.agent, log, start, self._stand_at)) < len(log):
+            self._load_tensor(_LogEntry.from_buffer(log[start]))
+            start += 1
+        self.instruction = -1
+
+    def _stand_at(self, entry: ctypes.Structure) -> None:
+        self.instruction, self.steps = entry.instruction, entry.steps
+
+    def _load_tensor(self, entry: ctypes.Structure) -> None:
+        """tcgen05.ld that is not in order at once."""
+        self._stand_at(entry)
+        address, index = entry.addresses[:2]
+        tensor = self.warp.cluster.tracker.tensor
+        tensor.load(self.warp.agent, rectangle(address, "32x32b", entry.argument), index)
 
 
 class WarpExecution:

@@ -5,17 +5,9 @@ is held goes on all the same when nothing else can run.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
 
+from cute_kernels.emulator.machine.state.warp import WarpCode
 from cute_kernels.emulator.steps import Step
-
-
-class _Code(Protocol):
-    @property
-    def counted(self) -> bool: ...
-
-    @property
-    def steps(self) -> int: ...
 
 
 class Holds:
@@ -31,12 +23,12 @@ class Holds:
         stops += [step.until[2] + 1 for step in self.left if step.until[:2] == (cluster, warp)]
         return min(stops, default=None)
 
-    def of(self, cluster: int, warp: int, code: _Code) -> Step | None:
+    def of(self, cluster: int, warp: int, code: WarpCode) -> Step | None:
         """The step that holds the warp where it stands."""
         here = ((step.cluster, step.who, step.count) == (cluster, warp, code.steps) for step in self.left)
         return next((step for step, fits in zip(self.left, here) if fits), None) if code.counted else None
 
-    def passed(self, cluster: int, warp: int, code: _Code | None) -> list[int]:
+    def passed(self, cluster: int, warp: int, code: WarpCode | None) -> list[int]:
         """A turn of a warp is over, or the warp has ended (None). Warps of the cluster that are held no longer."""
         gone = []
         for step in self.left:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
-from cute_kernels.emulator.machine.launch.starvation import seeds_for_each_warp
+from cute_kernels.emulator.machine.state.async_engine import cluster_random
+from cute_kernels.emulator.machine.state.warp import WarpState
 from cute_kernels.emulator.options import (
     CLUSTERS,
     COMPLETIONS,
@@ -155,6 +157,41 @@ def seed_of(text: str) -> int:
 
 def of_arguments(parsed: argparse.Namespace) -> Schedule:
     return Schedule(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Schedule)})
+
+
+class _Warp(NamedTuple):
+    """CTA and track of a warp that is only numbered."""
+
+    cta: int
+    track: str
+
+
+W = TypeVar("W", WarpState, _Warp)
+
+
+def draw_starved(rng: random.Random, warps: Sequence[W]) -> frozenset[W]:
+    """Draws warps of a cluster: all of one role, those of one role in one CTA, or a single one."""
+    victim = rng.choice(warps)
+    kinds = (
+        [warp for warp in warps if warp.track == victim.track],
+        [warp for warp in warps if warp.track == victim.track and warp.cta is victim.cta], [victim],
+    )
+    return frozenset(rng.choice(kinds))
+
+
+def seeds_for_each_warp(ctas: int, warps: int) -> list[int]:
+    """The least seeds that starve, in the first cluster of a launch, warp 0 of all CTAs, warp 1 of all CTAs, ...
+    ``ctas``: of a cluster; ``warps``: of a CTA; none of them has a role."""
+    cluster = [_Warp(cta, f"warp {index}") for cta in range(ctas) for index in range(warps)]
+    wanted = {frozenset(warp for warp in cluster if warp.track == f"warp {index}"): index for index in range(warps)}
+    found: dict[int, int] = {}
+    seed = 0
+    while len(found) < warps:
+        starved = draw_starved(cluster_random(seed, 0)[0], cluster)
+        if starved in wanted:
+            found.setdefault(wanted[starved], seed)
+        seed += 1
+    return [found[index] for index in range(warps)]
 
 
 def systematic(ctas: int, warps: int, *, overlaps: bool, meets: bool = False) -> list[Schedule]:

@@ -16,7 +16,7 @@ from cute_kernels.emulator.facts import WaitState
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.holds import Holds
-from cute_kernels.emulator.machine.launch.starvation import draw_starved
+from cute_kernels.emulator.machine.launch.schedule import draw_starved
 from cute_kernels.emulator.machine.state.warp import NamedWait, PhaseWait, Wait
 from cute_kernels.emulator.machine.units.sm import Cluster, Warp
 from cute_kernels.emulator.observe.counters import Counters

@@ -5,9 +5,14 @@ import ctypes
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.isa.ptx.decode_stack import NOWHERE
-from cute_kernels.emulator.machine.state.generic_addresses import parameter_offset
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
-from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory, SharedMemory
+from cute_kernels.emulator.machine.state.smem import (
+    OFFSET_MASK,
+    RANK_SHIFT,
+    ClusterMemory,
+    SharedMemory,
+    parameter_offset,
+)
 from cute_kernels.emulator.machine.state.warp import WarpState
 
 _NAMES = {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, raising
 from cute_kernels.emulator.facts import Memory
 from cute_kernels.emulator.isa.ptx.program import Variable
@@ -16,6 +17,10 @@ from cute_kernels.emulator.isa.ptx.program import Variable
 SYSTEM_BYTES = 1024
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
+#: Generic addresses: it, local memory and kernel parameters appear as windows above every host address.
+SHARED_WINDOW = CONSTANTS["SHARED_WINDOW"]
+LOCAL_WINDOW = CONSTANTS["LOCAL_WINDOW"]
+PARAM_WINDOW = CONSTANTS["PARAM_WINDOW"]
 
 _GRAIN = 32
 # A byte's state: 0 = never written, 1 = data, 2 = part of a live mbarrier (opaque to loads and stores).
@@ -50,6 +55,11 @@ def gaps(variables: Iterable[Variable], dynamic_bytes: int, size: int) -> tuple[
     else:
         found = [(end, min(dynamic)), (max(dynamic) + dynamic_bytes, size)]
     return tuple((first, behind) for first, behind in found if first < behind)
+
+
+def parameter_offset(address: int) -> int:
+    """Offset in the parameter block of an address of it: of one in the window, or in a register of 32 bits, without."""
+    return address - PARAM_WINDOW if address >= LOCAL_WINDOW else address
 
 
 def shared_address(cta_rank: int, offset: int) -> int:

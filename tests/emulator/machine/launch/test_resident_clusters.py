@@ -9,7 +9,7 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, Hang
-from cute_kernels.emulator.machine.launch.capacity import capacity
+from cute_kernels.emulator.machine.launch.launch import capacity
 from cute_kernels.emulator.reports.diagnosis import diagnose
 from cute_kernels.testing.ptx import module
 from tests.emulator.ptx_launch import launch

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.machine.launch.schedule import Schedule, drawn, systematic
+from cute_kernels.emulator.machine.launch.schedule import Schedule, drawn, seeds_for_each_warp, systematic
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
-from cute_kernels.emulator.machine.launch.starvation import seeds_for_each_warp
 from cute_kernels.testing.ptx import module
 from tests.emulator.ptx_launch import launch
 

@@ -15,13 +15,20 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
-from cute_kernels.emulator.machine.state.generic_addresses import PARAM_WINDOW
-from cute_kernels.emulator.machine.state.smem import OFFSET_MASK
+from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, PARAM_WINDOW
 from cute_kernels.emulator.machine.state.warp import Wait
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of, view_bytes
-from cute_kernels.emulator.machine.units.copies.packed_elements import PACKED, UNIT
 from cute_kernels.emulator.machine.units.copies.reductions import OPERATIONS, TYPES, combine
-from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK, NBYTES, SWIZZLES, Im2colMap, TensorMap, decode
+from cute_kernels.emulator.machine.units.copies.tensor_map import (
+    CHUNK,
+    NBYTES,
+    PACKED,
+    SWIZZLES,
+    UNIT,
+    Im2colMap,
+    TensorMap,
+    decode,
+)
 from cute_kernels.emulator.races.happens_before import Agent
 
 if TYPE_CHECKING:

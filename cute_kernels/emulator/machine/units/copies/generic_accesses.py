@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.emulator.machine.state import generic_addresses
 from cute_kernels.emulator.machine.state.access_faults import local_together, outside_parameters
+from cute_kernels.emulator.machine.state.smem import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, parameter_offset
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.machine.units.surroundings import Surroundings
@@ -17,12 +17,12 @@ def space_of(space: str, address: int) -> tuple[str, int]:
     """(global, shared or param; address in it) of an address in ``space``."""
     if space != "generic":
         return space, address
-    if address >= generic_addresses.PARAM_WINDOW:
+    if address >= PARAM_WINDOW:
         return "param", address
-    if address >= generic_addresses.LOCAL_WINDOW:
-        return "local", address - generic_addresses.LOCAL_WINDOW
-    if address >= generic_addresses.SHARED_WINDOW:
-        return "shared", address - generic_addresses.SHARED_WINDOW
+    if address >= LOCAL_WINDOW:
+        return "local", address - LOCAL_WINDOW
+    if address >= SHARED_WINDOW:
+        return "shared", address - SHARED_WINDOW
     return "global", address
 
 
@@ -33,7 +33,7 @@ def view_bytes(cluster: Surroundings, space: str, address: int, nbytes: int) -> 
     if space == "local":
         raise local_together(given, nbytes)
     if space == "param":
-        start = generic_addresses.parameter_offset(address)
+        start = parameter_offset(address)
         if start < 0 or start + nbytes > len(cluster.params):
             raise outside_parameters(address, nbytes, len(cluster.params))
         return cluster.params[start : start + nbytes]

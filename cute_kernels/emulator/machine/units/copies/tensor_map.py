@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from cute_kernels.common.chips import MOST_SMEM_BYTES
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.machine.units.copies.packed_elements import PACKED, UNIT
 
 MAX_BOX_BYTES = MOST_SMEM_BYTES  # no CTA has more shared memory; the driver rejects larger boxes too
 NBYTES = 128  # of a tensor map
@@ -35,6 +34,38 @@ DATA_TYPES = {
     7 | _TF32_FLAG: ("tf32", 4),
     8 | _TF32_FLAG: ("tf32_ftz", 4),
 }
+GROUP = 16  # elements
+UNIT = 128  # elements: rows and first coordinates of the padded types are whole ones
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed type: 16 elements of 4 or 6 bits side by side in global memory (PTX ISA, "Sub-byte Types").
+
+    A load leaves in shared memory 8 bytes of ``b4x16``, 8 of ``b4x16_p64`` and 8 that hold nothing, 12 of ``b6x16_p32``
+    and 4 that hold nothing. A store takes 8 bytes of ``b4x16``, and of ``b6x16_p32`` (``b6p2x16``) the low six bits of
+    each of 16 bytes; of ``b4x16_p64`` there is none.
+
+    An mbarrier counts the bytes without the padding: the PTX ISA does not say, CUTLASS's kernels announce so many.
+    """
+
+    code: int  # value of the type field of a tensor map
+    name: str  # of the driver API, without its prefix
+    bits: int  # of an element
+    padding: int  # bytes behind 16 elements in shared memory
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of 16 elements in global memory."""
+        return GROUP * self.bits // 8
+
+
+PACKED = {
+    "b4x16": Packed(11, "16U4_ALIGN8B", 4, 0),
+    "b4x16_p64": Packed(12, "16U4_ALIGN16B", 4, 8),
+    "b6x16_p32": Packed(13, "16U6_ALIGN16B", 6, 4),
+}
+
 _INTERLEAVES = {1: "16B", 2: "32B", 3: "reserved"}
 _ELEMENT_BITS = {name: 8 * size for name, size in DATA_TYPES.values()} | {n: p.bits for n, p in PACKED.items()}
 _TYPE_CODES = {name: code for code, (name, _) in DATA_TYPES.items()} | {n: p.code for n, p in PACKED.items()}

@@ -9,8 +9,7 @@ from cute_kernels.emulator.machine.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.machine.state.tmem import TensorMemory, split_address
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK
 from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.machine.units.matrix.operands import K_BYTES
-from cute_kernels.emulator.machine.units.matrix.scaled_descriptors import decode_scaled
+from cute_kernels.emulator.machine.units.matrix.operands import K_BYTES, decode_scaled
 from cute_kernels.emulator.machine.units.matrix.scaled_products import (
     Numbers,
     Side,

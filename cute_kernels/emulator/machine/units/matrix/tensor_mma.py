@@ -10,10 +10,9 @@ from cute_kernels.emulator.machine.state.smem import ClusterMemory
 from cute_kernels.emulator.machine.state.tmem import LANES, TensorMemory, split_address
 from cute_kernels.emulator.machine.units.copies.tensor_map import CHUNK
 from cute_kernels.emulator.machine.units.matrix import operands
-from cute_kernels.emulator.machine.units.matrix.scaled_descriptors import SCALED_KINDS, decode_scaled
 
 #: By the numbers of the core.
-KIND_NAMES = (*operands.KINDS, *SCALED_KINDS)
+KIND_NAMES = (*operands.KINDS, *operands.SCALED_KINDS)
 A, B = 0, 1
 A_COLUMNS = operands.K_BYTES // 4  # of A in tensor memory
 QUARTER = 32  # lanes, to all of which scales are copied
@@ -36,7 +35,7 @@ class TensorMma:
         """Fields of its instruction descriptor; raises UnsupportedPTX or IllegalAccess where that is illegal."""
         record = self.record
         if record.scales:
-            return decode_scaled(self.kind, record.scales, record.group, record.instruction)[0]
+            return operands.decode_scaled(self.kind, record.scales, record.group, record.instruction)[0]
         return operands.decode_instruction(self.kind, record.group, record.instruction)
 
     def decode(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import IllegalAccess, TensorMemoryRace, UnsupportedPTX
 from cute_kernels.emulator.machine.state.tmem import rectangle, tensor_address
-from cute_kernels.emulator.machine.units.matrix.scaled_descriptors import decode_scaled
+from cute_kernels.emulator.machine.units.matrix.operands import decode_scaled
 from cute_kernels.emulator.machine.units.matrix.tensor_copy import copy_to_tensor_memory
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.machine.units.matrix.test_tensor_core import A, B, Layout, Machine, accumulator
