@@ -3,9 +3,7 @@
 from cute_kernels.emulator.isa.instructions import (  # noqa: F401 - rows register themselves
     atomic,
     bulk,
-    bulk_copy,
     call,
-    carry,
     clc,
     compare,
     convert,

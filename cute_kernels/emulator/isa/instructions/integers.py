@@ -261,3 +261,40 @@ def _fns(block: BlockBuilder, instruction: Instruction) -> None:
 def _bmsk(block: BlockBuilder, instruction: Instruction) -> None:
     """bmsk: ones from a position on, so many as a width says, both limited to 32 or taken modulo 32."""
     apply(block, instruction, of_one_type(f"bmsk_{instruction.parts[1]}", "u32", 2))
+
+
+# --- extended precision: the carry flag of a thread, CC.CF, is a predicate register here, which `decode_body` adds to
+# the operands of an instruction, so that the flow analysis knows of it like of any other register --------------------
+
+_CARRY_TYPES = "{u,s}{32,64}"
+_CARRY_SUMS = ("add.cc", "addc.cc", "sub.cc", "subc.cc")
+_CARRY_PRODUCTS = tuple(f"{name}.{half}" for name in ("mad", "madc") for half in ("lo", "hi"))
+
+
+def _carry_operands(parts: tuple[str, ...]) -> str:
+    """Decoding adds the carry, which .cc writes and addc, subc and madc read."""
+    written = ", carry_out:pred" if "cc" in parts else ""
+    addend = ", c" if parts[0].startswith("mad") else ""
+    return f"d{written}, a, b{addend}" + (", carry_in:pred" if parts[0].endswith("c") else "")
+
+
+@family(*_CARRY_SUMS, destinations=2, operands=_carry_operands, qualifiers=_CARRY_TYPES)
+@family("addc", "subc", operands=_carry_operands, qualifiers=_CARRY_TYPES)
+@family(*(f"{name}.cc" for name in _CARRY_PRODUCTS), destinations=2, operands=_carry_operands, qualifiers=_CARRY_TYPES)
+@family(*_CARRY_PRODUCTS[2:], operands=_carry_operands, qualifiers=_CARRY_TYPES)
+def _with_carry(block: BlockBuilder, instruction: Instruction) -> None:
+    """add.cc, sub.cc, mad.cc (.lo, .hi), addc, subc, madc, also with .cc: sums that leave or take a carry or borrow."""
+    name, type_, leaves = instruction.parts[0], instruction.parts[-1], "cc" in instruction.parts
+    bits = TYPE_BITS[type_]
+    operands = list(instruction.operands[2 if leaves else 1 :])
+    carry = block.value(operands.pop(), 1) if name.endswith("c") else Constant(0, 1)
+    *factors, a, b = (block.value(operand, bits) for operand in operands)
+    if factors:
+        a = block.pure(binary(f"mul.{instruction.parts[1]}", type_), *factors, a)
+    total, out = ("subc", "borrow") if name.startswith("sub") else ("addc", "carry")
+    inputs = (f"u{bits}", f"u{bits}", "pred")
+    result = block.pure(PureOp(f"{total}_u{bits}", inputs, f"u{bits}"), a, b, carry)
+    left = block.pure(PureOp(f"{out}_u{bits}", inputs, "pred"), a, b, carry)
+    block.define(instruction.operands[0], result)
+    if leaves:
+        block.define(instruction.operands[1], left)
