@@ -34,12 +34,8 @@ class ShadowUnit:
     """The core's functions of the race detector, and the `Access` that they read: one at a time.
 
     Each cluster of a launch has its own: another thread may launch between the writing of an `Access` and the core's
-    reading of it.
-
-    Args:
-        epochs: what accesses are known by.
-        find: the shadow, or the plane of tensor memory, at an address.
-        ask: is told of a `Conflict`; its first argument is one of the core's RACE_.., but for more room."""
+    reading of it. ``find``: the shadow, or the plane of tensor memory, at an address. ``ask``: is told of a `Conflict`;
+    its first argument is one of the core's RACE_.., but for more room."""
 
     #: What is known of arrays that never change, with the array, so that no other one gets its identity.
     _constants: ClassVar[dict[int, tuple[tuple[int, int, int, int], np.ndarray]]] = {}

@@ -61,21 +61,10 @@ class RaceTracker(PointRaces):
         self, agent: Agent, lanes: Lanes, space: str, addresses: np.ndarray, nbytes: int, write: bool,
         strong: bool = False, identity: int = 0,
     ) -> None:  # fmt: skip
-        """Loads (stores) of ``nbytes`` at each of ``addresses`` through the generic proxy.
-
-        Args:
-            agent: who.
-            lanes: lane per address; -1: all of them.
-            space: ``"shared"`` or ``"global"``.
-            addresses: int64 [n].
-            nbytes: bytes of each access.
-            write: store.
-            strong: volatile, relaxed or stronger.
-            identity: of an epoch of their own, 0: without.
-
-        Raises:
-            SharedMemoryRace, GlobalMemoryRace: an earlier access is not ordered before.
-        """
+        """Loads or (``write``) stores of ``nbytes`` at each of int64 ``addresses`` in ``"shared"`` or ``"global"``
+        memory through the generic proxy, by a lane per address or -1, all of them. ``strong``: volatile, relaxed or
+        stronger; ``identity``: of an epoch of their own, 0: without. Raises SharedMemoryRace, GlobalMemoryRace: an
+        earlier access is not ordered before."""
         self.launch.track_all()
         self.looking, self.stand = agent, None
         kind = space, nbytes, write, strong

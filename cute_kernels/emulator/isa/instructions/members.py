@@ -43,16 +43,9 @@ def call_members(
     results: Sequence[tuple[str, bool]] = (),
     effects: bool = True,
 ) -> list[Value]:
-    """Adds a call of ``function(warp, lanes, *args, members)`` for the lanes of each member mask; one result or none.
-
-    Args:
-        block: where.
-        function: performs the instruction for ``lanes``, which all name the mask ``members``.
-        args: further operands.
-        members: the member mask of each lane.
-        results: storage type, and whether all lanes of a group have the same (as for `BlockBuilder.call`).
-        effects: whether it is executed for more than its results.
-    """
+    """Adds a call of ``function(warp, lanes, *args, members)`` for the lanes of each member mask, which all name the
+    mask ``members``; its result or none. ``results``: storage type, and whether all lanes of a group have the same (as
+    for `BlockBuilder.call`). ``effects``: whether it is executed for more than its results."""
     if members.uniform:
         return block.call(function, *args, members, results=results, effects=effects)
     type_, shared = results[0] if results else ("", False)

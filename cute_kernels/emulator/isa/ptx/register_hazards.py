@@ -81,15 +81,12 @@ def check_registers(flow: Flow) -> None:
 
 
 def accumulators_in_flight(flow: Flow) -> list[dict[str, int]] | None:
-    """Registers that may hold accumulators of a wgmma in flight, in kernels where other instructions touch them.
+    """Registers that may hold accumulators of a wgmma in flight, in kernels where other instructions touch them: by
+    block, what may be in flight at its start, with the number of wgmma.commit_group since; a block that starts with a
+    wgmma.wait_group has waited. None: only wgmmas touch the accumulators of others.
 
     `check_registers` lets copies pass, because virtual registers of PTX are not yet allocated; where nobody checks,
-    there may be anything.
-
-    Returns:
-        By block, what may be in flight at its start, with the number of wgmma.commit_group since; a block that starts
-        with a wgmma.wait_group has waited. None: only wgmmas touch the accumulators of others.
-    """
+    there may be anything."""
     before: list[dict[str, int]] = [{} for _ in flow.blocks]
     touched = False
     if not any(_is(instruction, "mma_async") for instruction in flow.kernel.instructions):

@@ -33,16 +33,11 @@ def _kind(bits: int) -> str:
 
 
 class BlockEmitter:
-    """Emits the nodes of a builder.
+    """Emits the nodes of a builder, a block whose instructions have all been lowered.
 
     Results are in places of their own until they were used for the last time; the value that a register has at the end
-    of the block is computed where the register is, if nothing asks for the old value any more.
-
-    Args:
-        builder: a block whose instructions have all been lowered.
-        number: index of the block.
-        in_flight: as ``ages`` of `Accumulators`.
-    """
+    of the block is computed where the register is, if nothing asks for the old value any more. ``number``: of the
+    block; ``in_flight``: as ``ages`` of `Accumulators`."""
 
     def __init__(
         self, program: Program, builder: BlockBuilder, number: int, in_flight: dict[str, int] | None = None

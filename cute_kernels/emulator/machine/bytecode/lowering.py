@@ -32,20 +32,11 @@ def lower(
     ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool, registers: bool = True,
     single: bool = False,
 ) -> Lowering:
-    """One kernel of a PTX text, checked, ready to be lowered.
-
-    Args:
-        ptx: the module.
-        kernel: entry name; None when the module has one entry.
-        block_shape: threads per CTA (x, y, z): what is uniform in a warp depends on it.
-        check: for detectors: tell the race detector when the values of a tcgen05.ld are used.
-        registers: look for registers of wgmma that are touched too early.
-        single: as for `analyse`.
-
-    Raises:
-        UnsupportedPTX: anything in the kernel that is not implemented (`Lowering.block` raises the most of it).
-        IllegalAccess: what ``registers`` found.
-    """
+    """One kernel of a PTX text, checked, ready to be lowered; ``kernel`` None: the only entry. What is uniform in a
+    warp depends on ``block_shape``, the threads of a CTA. ``check``: the race detector is told when values of a
+    tcgen05.ld are used; ``registers``: registers of wgmma that are touched too early are looked for; ``single``: as for
+    `analyse`. Raises UnsupportedPTX: something is not implemented (`Lowering.block` raises the most of it);
+    IllegalAccess: a register of wgmma."""
     module = parse(ptx)
     entry = pick(module, kernel)
     check_operands(entry)

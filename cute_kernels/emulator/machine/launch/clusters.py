@@ -90,20 +90,11 @@ def _shared_mappings() -> Sequence[tuple[int, int]] | None:
 
 
 def at_once(launch: Launch, progress: Progress) -> list[ClusterWork]:
-    """Executes the clusters that have not started in ``Options.processes`` processes.
+    """Executes the clusters of a launch that have not started in ``Options.processes`` processes, if no
+    `known_dependence` is known; what they did, in their order. ``progress`` gets (clusters done, clusters to run).
 
-    Args:
-        launch: one of which no `known_dependence` is known. Its memory, and what its race detector knows, are unchanged
-            where this raises `Dependent`.
-        progress: called with (clusters done, clusters to run) for every one of them.
-
-    Returns:
-        What they did, in the order of the clusters.
-
-    Raises:
-        Dependent: they are to be executed one after the other.
-        RuntimeError: a process was ended by someone else while its results were copied; they may be there in part.
-    """
+    Raises Dependent: they are to be executed one after the other, and the launch's memory and what its race detector
+    knows are unchanged; RuntimeError: a process was ended by someone else while its results were copied, in part."""
     library()  # not compiled by each process
     clusters = len(launch.waiting)
     count = min(launch.options.processes, clusters)

@@ -65,21 +65,11 @@ class Finished:
     found: Snapshot
 
     def let_overlap(self, second: Finished, memory: GlobalMemory, options: Options) -> bool:
-        """Runs this launch and the second, right behind it, again so that they overlap.
+        """Runs this launch and ``second``, one with programmatic stream serialisation that ran right behind it, again
+        so that they overlap. Returns whether memory now contains what it did before: what launches in turn leave.
 
         Nothing happens where this launch never lets another one begin, or where memory of it has been freed since.
-
-        Args:
-            second: a launch with programmatic stream serialisation that ran right behind this one, in turn.
-            memory: of both.
-            options: schedule of both.
-
-        Returns:
-            Whether memory now contains what it did before: what launches in turn leave.
-
-        Raises:
-            EmulatorError: a launch that hangs or does what is illegal in this order.
-        """
+        Raises EmulatorError: a launch that hangs or does what is illegal in this order."""
         if not lets_overlap(self.launch) or not self.found.contents.keys() <= second.found.contents.keys():
             return True
         in_turn = Snapshot(second.found.contents)
@@ -98,20 +88,12 @@ def run_overlapping(
     first: CapturedLaunch, second: CapturedLaunch, memory: GlobalMemory, options: Options,
     numbers: Iterable[int] = (0, 0),
 ) -> None:
-    """Executes two launches of which the second begins as soon as the first lets it, without detectors.
+    """Executes two launches of a stream of which the second begins as soon as the first lets it, without detectors,
+    timeline and counters. ``numbers``: which of the program's launches the two are, for errors; 0: not known.
 
     With ``options.interleave`` ``"round_robin"`` as many clusters as possible overlap, up to 64 of each launch;
-    otherwise the seed draws how many do.
-
-    Args:
-        first, second: in the order of their stream.
-        memory: what both may touch.
-        options: schedule and limits; detectors, timeline and counters are left out.
-        numbers: which of the program's launches the two are, for errors; 0: not known.
-
-    Raises:
-        EmulatorError: what a launch does wrong whatever the detectors; it carries the launch.
-    """
+    otherwise the seed draws how many do. Raises EmulatorError: what a launch does wrong whatever the detectors; it
+    carries the launch."""
     options = dataclasses.replace(
         options, detectors=False, trace=None, counters=False, going_on=None, steps=(), stepped=None,
         debugger=None,

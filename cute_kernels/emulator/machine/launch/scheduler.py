@@ -50,13 +50,8 @@ def is_over(wait: Wait) -> bool:
 
 
 class Scheduler:
-    """Runs one cluster to its end.
-
-    Args:
-        cluster, execution: what runs, and its code.
-        options: schedule and limits.
-        timeline: takes what happens, or None.
-        later: clusters that have not started.
+    """Runs one cluster to its end. ``timeline``: takes what happens, or None; ``later``: clusters that have not
+    started.
 
     Attributes:
         helped: other clusters may bring about what this one waits for: `run` then returns where it cannot go on by

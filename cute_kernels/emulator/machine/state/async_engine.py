@@ -41,9 +41,7 @@ class AsyncOp:
     Those of kinds that the core performs have no ``run``. ``name`` is short, for traces; ``signals`` is the key of the
     `Wait` that its end may satisfy, if no mbarrier tells. ``yields``: under ``lazy`` it runs only when all that is left
     also yields. For operations that read memory which others overwrite: an overwriting that comes too early shows only
-    if it happens first. ``issued`` says where it was issued; the
-    engine fills both in.
-    """
+    if it happens first. ``issued`` says where it was issued; the engine fills it in."""
 
     queue_key: Hashable
     run: Callable[[], None] | None
@@ -55,21 +53,17 @@ class AsyncOp:
 
 
 class AsyncEngine:
-    """Asynchronous work of a cluster.
+    """Asynchronous work of a cluster. ``policy``: when an operation takes effect; ``issuer``: the instruction that is
+    executed now and the label of its warp, or None; ``tables``: the core's `Tables`, for what it performs.
+
+    Call `tick` after each warp slice; when no warp can run, call `step` until a warp can run again; when `step` returns
+    False and still no warp can run, the kernel hangs.
 
     Attributes:
         words: for each kind that the core performs, what makes an `AsyncOp` of the address of its record, of which the
             first EVENT_VALUES words are there.
         where: the instruction of an index and the label of the warp of a number; None: not known.
         stepped: called with the index of each queue whose first operation `step` is about to run, and its description.
-
-    Args:
-        policy: when an operation takes effect.
-        rng: as above.
-        issuer: the instruction that is executed now and the label of its warp; None: nobody executes.
-        tables: the core's `Tables`, for what it performs.
-    Scheduler protocol: call `tick` after each warp slice; when no warp can run, call `step` until a warp can run
-    again; when `step` returns False and still no warp can run, the kernel hangs.
     """
 
     def __init__(

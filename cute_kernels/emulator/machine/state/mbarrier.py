@@ -58,18 +58,10 @@ class MBarrier:
 
 
 class MBarriers:
-    """All live barriers of a cluster, keyed by shared address (rank included).
-
-    Args:
-        memory: where the barriers lie.
-        names: by offset in the shared memory of a CTA, for reports.
-        instructions: of the kernel, for reports.
-        ask: answers what the core asks while it executes, by its number: whether to go on. None: `fault` is raised.
-
-    Attributes:
-        tables: the core's `Tables`; they are at ``address``.
-        callback_address: of `report`, which the tables have.
-    """
+    """All live barriers of a cluster, keyed by shared address (rank included). ``names``: by offset in the shared
+    memory of a CTA, and ``instructions`` of the kernel, for reports. ``ask``: answers what the core asks while it
+    executes, by its number: whether to go on. None: `fault` is raised. The core's `Tables` are ``tables``, at
+    ``address``; these have ``callback_address``, of `report`."""
 
     def __init__(
         self, memory: ClusterMemory, names: Mapping[int, str] | None = None,

@@ -9,14 +9,9 @@ _GRANULARITY = 8  # registers of a thread are allocated in eights
 def at_entry(threads: int, *, most: int | None, ctas_per_sm: int | None) -> int | None:
     """Registers of a thread when a kernel with `setmaxnreg` begins; None where ptxas cannot know and ignores it.
 
-    What ptxas 13.0 gives such kernels: `.maxnreg`, or the most with which `.minnctapersm` CTAs of the declared size
-    fit an SM.
-
-    Args:
-        threads: of a CTA.
-        most: `.maxnreg`.
-        ctas_per_sm: `.minnctapersm`; counts only beside `.reqntid` or `.maxntid`, which the caller knows.
-    """
+    What ptxas 13.0 gives such kernels: ``most`` (`.maxnreg`), or the most with which ``ctas_per_sm`` (`.minnctapersm`)
+    CTAs of the declared size, so many ``threads``, fit an SM. The latter counts only beside `.reqntid` or `.maxntid`,
+    which the caller knows."""
     if most is not None:
         return -(-most // _GRANULARITY) * _GRANULARITY
     if ctas_per_sm is None:

@@ -147,17 +147,12 @@ class TensorMemory:
             self.report(error.at(instruction, label or None))
 
     def refuse(self, warp: int, access: ctypes.Structure) -> None:
-        """Says what is wrong with a `TensorAccess` of the core; returns where it goes on all the same.
+        """Says what is wrong with a `TensorAccess` of the core by a warp of this index, which may touch the lanes of
+        quarter ``warp % 4`` only; returns where it goes on all the same.
 
-        Args:
-            warp: index of the warp in its CTA; it may touch the lanes of quarter ``warp % 4`` only.
-            access: `HALVES`: threads 0 to 15 hold 16 lanes from its place on, and a column per register; threads 16 to
-                31 the same lanes, ``split`` columns further on. ``pack``: the low halves of columns 2 i and 2 i + 1
-                are in register i.
-
-        Raises:
-            IllegalAccess: foreign lanes, unallocated columns, cells never written.
-        """
+        Of `HALVES` threads 0 to 15 hold 16 lanes from its place on, and a column per register, threads 16 to 31 the
+        same lanes ``split`` columns further on. With ``pack`` register i has the low halves of columns 2 i and 2 i + 1.
+        Raises IllegalAccess: foreign lanes, unallocated columns, cells never written."""
         shape, first = SHAPE_NAMES[access.shape], 32 * (warp % 4)
         if access.lane not in ((first,) if shape == "32x32b" else (first, first + 16)):
             raise IllegalAccess(

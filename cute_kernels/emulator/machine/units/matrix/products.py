@@ -71,16 +71,8 @@ def describe(
 ) -> ctypes.Structure:
     """The core's description of ``D[j, i] = round(sum of B[j, k] * A[i, k] + D[j, i])``.
 
-    The caller keeps alive what it has addresses of.
-
-    Args:
-        m: rows of A in each CTA, a multiple of 16 up to 128.
-        n: rows of B in all CTAs together, a multiple of 8 per CTA, up to 256.
-        a, b: elements of the operands.
-        d: the accumulator of each CTA.
-        parts: of one CTA or of the two of a pair.
-        sums: how floats are added.
-    """
+    The caller keeps alive what it has addresses of. ``m``: rows of A in each CTA, a multiple of 16 up to 128; ``n``: of
+    B in all CTAs together, a multiple of 8 per CTA, up to 256; ``parts``: of one CTA or of the two of a pair."""
     described = [_Part(_Operand(*_fields(a)), _Operand(*_fields(b)), cells) for a, b, cells in parts]
     kind = layout.CONSTANTS[f"SUM_{d.kind.upper()}"]
     return _Mma(

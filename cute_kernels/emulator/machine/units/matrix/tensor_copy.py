@@ -37,19 +37,13 @@ def copy_to_tensor_memory(
 ) -> None:
     """tcgen05.cp: rows of a K-major matrix in shared memory to lanes of tensor memory, in order with the MMAs.
 
-    Args:
-        core: the tensor cores of the cluster.
-        shape, multicast: a key of `_COPIES`: rows and bits of each, and which lanes get each 32 rows.
-        cta_group: 2 copies in both CTAs of the pair, each from its own shared memory.
-        rank: cluster rank of the issuing CTA.
-        address, matrix: tensor-memory address in lane 0, 64-bit matrix descriptor.
-        held: a key of `COMPRESSED`: every 16 bytes hold 16 elements of four or six bits, each of which becomes a byte.
-        describe: who issues.
+    ``shape``, ``multicast``: a key of `_COPIES`: rows and bits of each, and which lanes get each 32 rows. With
+    ``cta_group`` 2 both CTAs of the pair of CTA ``rank`` copy, each from its own shared memory. ``address``,
+    ``matrix``: in tensor memory, in lane 0; a matrix descriptor. ``held``: a key of `COMPRESSED`: every 16 bytes hold
+    16 elements of four or six bits, each of which becomes a byte. ``describe``: who issues.
 
-    Raises:
-        UnsupportedPTX, IllegalAccess: another shape; outside of the memories or of the allocated columns.
-        ProxyFenceMissing: the source was written through the generic proxy and not fenced since.
-    """
+    Raises UnsupportedPTX, IllegalAccess: another shape; outside of the memories or of the allocated columns;
+    ProxyFenceMissing: the source was written through the generic proxy and not fenced since."""
     if (shape, multicast) not in _COPIES:
         raise UnsupportedPTX(f"tcgen05.cp.{shape}{'.' if multicast else ''}{multicast}")
     quarters = _COPIES[shape, multicast]
@@ -101,18 +95,9 @@ _SHIFT_LANES, _SHIFT_COLUMNS = 32, 8
 def shift_rows(core: TensorCore, *, cta_group: int, rank: int, address: int, describe: str = "") -> None:
     """tcgen05.shift.down: in the 32 lanes of one warp, every row but the last becomes the next one, in order with MMAs.
 
-    A row is 32 bytes. The first one is lost, the last one is in the last two lanes afterwards.
-
-    Args:
-        core: the tensor cores of the cluster.
-        cta_group: 2 shifts in both CTAs of the pair.
-        rank: cluster rank of the issuing CTA.
-        address: tensor-memory address; its lane is a multiple of 32.
-        describe: who issues.
-
-    Raises:
-        IllegalAccess: another lane; outside of the allocated columns; rows that nobody has written.
-    """
+    A row is 32 bytes. The first one is lost, the last one is in the last two lanes afterwards. ``cta_group`` 2 shifts
+    in both CTAs of the pair of CTA ``rank``, from a lane on that is a multiple of 32. Raises IllegalAccess: another
+    lane; outside of the allocated columns; rows that nobody has written."""
     lane, column = split_address(address)
     text = f"tcgen05.shift issued {describe or f'by CTA {rank}'}"
     if lane % _SHIFT_LANES:
