@@ -36,13 +36,9 @@ def check_members(warp: Warp, mask: int, members: int, name: str) -> None:
 
 
 def call_members(
-    block: BlockBuilder,
-    function: Callable[..., LaneValues | None],
-    *args: object,
-    members: Value,
-    results: Sequence[tuple[str, bool]] = (),
-    effects: bool = True,
-) -> list[Value]:
+    block: BlockBuilder, function: Callable[..., LaneValues | None], *args: object, members: Value,
+    results: Sequence[tuple[str, bool]] = (), effects: bool = True,
+) -> list[Value]:  # fmt: skip
     """Adds a call of ``function(warp, lanes, *args, members)`` for the lanes of each member mask, which all name the
     mask ``members``; its result or none. ``results``: storage type, and whether all lanes of a group have the same (as
     for `BlockBuilder.call`). ``effects``: whether it is executed for more than its results."""

@@ -232,13 +232,9 @@ class BlockBuilder:
         return list(node.results)
 
     def call(
-        self,
-        function: Callable[..., object],
-        *args: object,
-        results: Sequence[tuple[str, bool]] = (),
-        blocking: bool = False,
-        effects: bool = True,
-    ) -> list[Value]:
+        self, function: Callable[..., object], *args: object, results: Sequence[tuple[str, bool]] = (),
+        blocking: bool = False, effects: bool = True,
+    ) -> list[Value]:  # fmt: skip
         """Adds a `Call` of ``function(warp, mask, *args)``."""
         args = tuple(self.whole(arg) if isinstance(arg, Value) else arg for arg in args)
         values = [arg for arg in args if isinstance(arg, Value)]

@@ -15,15 +15,9 @@ LOWERINGS: dict[tuple[str, ...], Lower] = {}
 
 
 def family(
-    *prefixes: str,
-    destinations: int = 1,
-    varies: Varies = varies_with_operands,
-    blocking: bool = False,
-    own_turn: bool = True,
-    reads_destinations: bool = False,
-    operands: Operands | None,
-    qualifiers: str = "",
-) -> Callable[[Lower], Lower]:
+    *prefixes: str, destinations: int = 1, varies: Varies = varies_with_operands, blocking: bool = False,
+    own_turn: bool = True, reads_destinations: bool = False, operands: Operands | None, qualifiers: str = "",
+) -> Callable[[Lower], Lower]:  # fmt: skip
     """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``; see `Family`."""
 
     def register(lower: Lower) -> Lower:

@@ -55,14 +55,10 @@ class Schedule:
     def options(self, **others: object) -> Options:
         """The schedule as options of a run; ``others`` are further fields of `Options`."""
         return Options(
-            seed=self.seed,
-            completion=self.completion,
-            interleave=self.interleave,
-            spurious_try_wait_failures=self.spurious_timeouts,
-            interleave_clusters=self.interleave_clusters,
-            steps=self.steps,
-            **others,
-        )
+            seed=self.seed, completion=self.completion, interleave=self.interleave,
+            spurious_try_wait_failures=self.spurious_timeouts, interleave_clusters=self.interleave_clusters,
+            steps=self.steps, **others,
+        )  # fmt: skip
 
     @property
     def draws(self) -> bool:

@@ -24,17 +24,9 @@ COMPRESSED: dict[str, operands.ElementType] = {"b4x16_p64": operands.E2M1, "b6x1
 
 
 def copy_to_tensor_memory(
-    core: TensorCore,
-    *,
-    shape: str,
-    multicast: str,
-    cta_group: int,
-    rank: int,
-    address: int,
-    matrix: int,
-    held: str = "",
-    describe: str = "",
-) -> None:
+    core: TensorCore, *, shape: str, multicast: str, cta_group: int, rank: int, address: int, matrix: int,
+    held: str = "", describe: str = "",
+) -> None:  # fmt: skip
     """tcgen05.cp: rows of a K-major matrix in shared memory to lanes of tensor memory, in order with the MMAs.
 
     ``shape``, ``multicast``: a key of `_COPIES`: rows and bits of each, and which lanes get each 32 rows. With
