@@ -6,7 +6,7 @@ the node names, with operands and results in the rows of the exchange area (`mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.pure_operations import pure_operation
@@ -63,7 +63,7 @@ class BlockEmitter:
             layout.of_warps.append((name, value.of_warp, value.bits, value.uniform))
         return layout.slot(name, value.bits, value.uniform)
 
-    def _take(self, nbytes: int, owner: Key | None = None) -> int:
+    def take(self, nbytes: int, owner: Key | None = None) -> int:
         """A place for an intermediate value, while its owner or, without one, the present node needs it."""
         place = self.program.temporary(self._free, nbytes)
         (self._scratch if owner is None else self._owned.setdefault(owner, [])).append((nbytes, place))
@@ -78,13 +78,9 @@ class BlockEmitter:
         """The place of a result."""
         place = self._targets.get(result)
         if place is None:
-            place = self._take(row_bytes(result.bits, result.uniform), result)
+            place = self.take(row_bytes(result.bits, result.uniform), result)
         self._places[result] = place
         return place
-
-    def scratch(self, nbytes: int) -> int:
-        """A place for the present node."""
-        return self._take(nbytes)
 
     def used_after(self, key: Key, index: int) -> bool:
         """Whether a node behind this one, or what comes after the block, uses a value."""
@@ -107,7 +103,7 @@ class BlockEmitter:
         if value.uniform and lanes:
             key = key_of(value)
             if key not in self._spread:
-                self._spread[key] = self._take(row_bytes(value.bits, False), key)
+                self._spread[key] = self.take(row_bytes(value.bits, False), key)
                 self.program.put(f"spread_{_kind(value.bits)}", d=self._spread[key], a=place)
             return self._spread[key]
         if not value.uniform and not lanes:
@@ -118,19 +114,9 @@ class BlockEmitter:
         """A value of the first lane that executes, or of all, as 64 bits."""
         if value.uniform:
             return self.operand(value, False)
-        place = self._take(8)
+        place = self.take(8)
         self.program.put(f"lane_{_kind(value.bits)}", d=place, a=self.operand(value, True), c=CONSTANTS["FLAG"])
         return place
-
-    def write_row(self, index: int, value: Value, lanes: bool) -> None:
-        self.program.reserve(index + 1)
-        self.program.put(f"put_{_kind(value.bits)}", lanes=lanes, d=index, a=self.operand(value, lanes))
-
-    def read_rows(self, results: Sequence[Result]) -> None:
-        self.program.reserve(len(results))
-        for index, result in enumerate(results):
-            place = self._places[result] if result in self._places else self.define(result)
-            self.program.put(f"get_{_kind(result.bits)}", lanes=not result.uniform, d=place, a=index)
 
     def emit(self, live_out: frozenset[str], condition: Value | None) -> None:
         """Emits all nodes that matter and the stores of live registers."""
@@ -246,32 +232,23 @@ class BlockEmitter:
         elif memory:
             self._access(node)
         else:
-            self.python(node)
+            self._python(node, node.anchor)
         if guard is not None:
             guard[-1] = len(self.program.code) - start
             self.program.put("guard_end")
 
-    def call(self, site: int, blocking: bool = False) -> None:
+    def _python(self, node: Node, called: Call) -> None:
         """Calls Python. A blocking site that has to wait leaves the interpreter, or the block runs again."""
-        if blocking:
-            self.program.put("call_blocking", a=site, b=self.number)
-        else:
-            self.program.put("call", a=site)
-
-    def python(self, node: Node) -> None:
-        self.python_call(node, node.anchor.function, node.anchor.args, node.results)
-        self.read_rows(node.results)
-
-    def python_call(
-        self, node: Node, called: Callable[..., object], given: Sequence[object], results: Sequence[Result] = ()
-    ) -> None:
-        blocking = isinstance(node.anchor, Call) and node.anchor.blocking
-        rows: list[tuple[Value, int]] = []
-        arguments = [self._argument(arg, rows) for arg in given]
+        program, rows = self.program, []
+        arguments = [self._argument(arg, rows) for arg in called.args]
+        program.reserve(max(len(rows), len(node.results)))
         for value, index in rows:
-            self.write_row(index, value, lanes=not value.uniform)
-        self.program.reserve(len(results))
-        self.call(self.program.site(Site(node.instruction, called, arguments, results, blocking)), blocking)
+            lanes = not value.uniform
+            program.put(f"put_{_kind(value.bits)}", lanes=lanes, d=index, a=self.operand(value, lanes))
+        site = program.site(Site(node.instruction, called.function, arguments, node.results, called.blocking))
+        program.put("call_blocking" if called.blocking else "call", a=site, b=self.number if called.blocking else 0)
+        for index, result in enumerate(node.results):
+            program.put(f"get_{_kind(result.bits)}", lanes=not result.uniform, d=self._places[result], a=index)
 
     def _argument(self, arg: object, rows: list[tuple[Value, int]]) -> object:
         """An argument of `Site`; values that vary get a row."""
@@ -336,7 +313,7 @@ class BlockEmitter:
         if key in self.accumulators.values:
             self._places[key] = self.accumulators.copy(self.where(value))
             return
-        place = self._take(row_bytes(value.bits, value.uniform), key)
+        place = self.take(row_bytes(value.bits, value.uniform), key)
         name = f"move_{_kind(value.bits)}" if not value.uniform else "move_u64"
         self.program.put(name, lanes=not value.uniform, d=place, a=self.where(value))
         self._places[key] = place
@@ -482,7 +459,7 @@ class Accumulators:
 
     def read(self, place: int) -> int:
         """Offset of the value that an instruction reads from a register."""
-        found = self._emitter.scratch(_ROW)
+        found = self._emitter.take(_ROW)
         self._emitter.program.put("registers_read", a=place, d=found)
         return found
 

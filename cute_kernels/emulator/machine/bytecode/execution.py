@@ -187,15 +187,12 @@ class Execution:
             self.tables = {cluster: tables}  # one cluster runs at a time
             tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
             tables.header.warp_mmas = ctypes.addressof(tables.warp_mmas)
-            cluster.wgmma.begin(self.translation.wgmmas, *self._in_flight())
+            spare = self.translation.spare
+            cells = 0 if spare is None else len(self.bytecode.template) // CONSTANTS["REGISTER_CELL"]
+            cluster.wgmma.begin(self.translation.wgmmas, cells, spare or 0)
             if cluster.meter is not None:
                 cluster.meter.core = CoreMeter(tables.header, self.translation.kernel.instructions)
         return WarpExecution(self, warp, self.tables[cluster])
-
-    def _in_flight(self) -> tuple[int, int]:
-        """Cells and spare place of `WgmmaUnit.begin`."""
-        spare = self.translation.spare
-        return (0, 0) if spare is None else (len(self.bytecode.template) // CONSTANTS["REGISTER_CELL"], spare)
 
     def call(self, site: int, mask: int) -> int:
         """Executes a site for the running warp; the core calls it."""

@@ -54,13 +54,13 @@ class ClusterWork:
     def of(cluster: Cluster, counters: Counters) -> ClusterWork:
         """Work of a cluster that has run; ``counters`` are empty."""
         counters.add(warp for cta in cluster.ctas for warp in cta.warps)
-        meter = None
+        meter, tables = None, cluster.barriers.tables
         if cluster.meter is not None:
             meter = UnitCounters()
             meter.merge(cluster.meter)
         return ClusterWork(
-            executions=counters.executions, loaded=cluster.bulk.bytes_loaded, stored=cluster.bulk.bytes_stored,
-            mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
+            executions=counters.executions, loaded=tables.loaded, stored=tables.stored,
+            mmas=tables.mmas + tables.wgmmas,
             columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter, places=frozenset(cluster.places),
             meetings=frozenset(cluster.meetings),
             strong=frozenset() if cluster.tracker is None else cluster.tracker.strong_accesses(),

@@ -332,14 +332,15 @@ class Scheduler:
         """Whether a warp comes to a state in which it was before, and nothing happens; which is a turn of it."""
         before = self.cluster.changes()
         state = warp.code.snapshot()
-        polls, clock, blocks = self.cluster.polls, self.cluster.clock, 0
+        tables, polls, blocks = self.cluster.barriers.tables, self.cluster.polls, 0
+        clock = tables.clock
         try:
             while blocks < _LONGEST_LOOP:
                 blocks += 1
                 self._resume(warp, 1)
                 if warp.wait is not None or warp not in self.cluster.running or self.cluster.changes() != before:
                     return False
-                if self.cluster.clock != clock:  # it looks at the clock, which goes on: it may wait for a time
+                if tables.clock != clock:  # it looks at the clock, which goes on: it may wait for a time
                     return False
                 if self.cluster.polls > polls + _LONGEST_POLLING:
                     return False

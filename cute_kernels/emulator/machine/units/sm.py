@@ -281,11 +281,6 @@ class Cluster:
             self.tracker.become(number, self.barriers.labels)
 
     @property
-    def clock(self) -> int:
-        """Value that %clock and its kin read last."""
-        return self.barriers.tables.clock
-
-    @property
     def warps(self) -> list[Warp]:
         """Warps that have not exited."""
         return list(self.running)

@@ -88,16 +88,6 @@ class BulkUnit:
         self._threads: dict[Thread, ctypes.Structure] = {}
         cluster.engine.words.update(dict.fromkeys((_LOADS, _READ, _WRITE), self._work))
 
-    @property
-    def bytes_loaded(self) -> int:
-        """Bytes that copies so far brought from global to shared memory, multicast counted once per destination."""
-        return self._header.loaded
-
-    @property
-    def bytes_stored(self) -> int:
-        """Bytes that stores so far read from shared memory."""
-        return self._header.stored
-
     def answer(self, what: int, fault: ctypes.Structure, warp: Issuer | None) -> None:
         """Does what the core asks for, a key of `ASKED`. Raises IllegalAccess, UnsupportedPTX: a copy, or its tensor
         map, that is illegal or not implemented; BarrierMisuse: of a copy to an mbarrier whose mbarrier.init is not

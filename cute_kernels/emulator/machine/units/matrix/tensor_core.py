@@ -71,11 +71,6 @@ class TensorCore:
         engine.words[CONSTANTS["WORK_TENSOR_MMA"]] = self._multiplied
         engine.shared_queues.update((("tcgen05", r), CONSTANTS["TENSOR_QUEUE"] - r) for r in range(len(shared.ctas)))
 
-    @property
-    def instructions(self) -> int:
-        """MMAs executed so far."""
-        return self.barriers.tables.mmas
-
     def threads_of(self, warps: int) -> None:
         """Makes room for what the core knows of the threads of so many warps."""
         self._threads = (TensorThread * (CONSTANTS["LANES"] * warps))()

@@ -117,11 +117,6 @@ class WgmmaUnit:
         header.warpgroups_of_cta, header.register_cells, header.spare_register = self._of_cta, cells, spare
         weakref.finalize(self, _free, self._groups)
 
-    @property
-    def instructions(self) -> int:
-        """Operations executed so far, one per warpgroup."""
-        return self._header.wgmmas
-
     def key(self, index: int) -> tuple[str, int, int]:
         """`Wait.key` of a warpgroup of the cluster, and of the queue of its operations."""
         return ("wgmma", *divmod(index, self._of_cta))

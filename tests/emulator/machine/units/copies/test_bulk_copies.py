@@ -67,7 +67,7 @@ def test_loads(case: tuple, policy: str, detectors: bool, seed: int) -> None:
     for place, byte in boxes.loaded(tensor_map, coords, memory.tobytes(), DATA + offset).items():
         before[place] = byte
     np.testing.assert_array_equal(machine.ctas[0].data, before)
-    assert machine.barriers.phase(BARRIER) == 1 and machine.bulk.bytes_loaded == tensor_map.box_bytes
+    assert machine.barriers.phase(BARRIER) == 1 and machine.barriers.tables.loaded == tensor_map.box_bytes
 
 
 @settings(max_examples=examples(150, 3000), deadline=None)
@@ -86,7 +86,7 @@ def test_stores(case: tuple, policy: str, detectors: bool, seed: int) -> None:
         machine.engine.drain()
         for place, byte in boxes.stored(tensor_map, coords, machine.ctas[0].data.tobytes(), DATA + offset).items():
             before[place] = byte
-        assert machine.bulk.bytes_stored == tensor_map.box_bytes
+        assert machine.barriers.tables.stored == tensor_map.box_bytes
     np.testing.assert_array_equal(memory, before)
 
 

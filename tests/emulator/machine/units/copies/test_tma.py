@@ -178,7 +178,7 @@ def test_store_then_load_round_trip(policy: str):
     machine.engine.drain()
     assert machine.barriers.test_parity(BARRIER, 0)
     np.testing.assert_array_equal(machine.ctas[0].data[DATA + 1024 : DATA + 1536], data)
-    assert (machine.bulk.bytes_loaded, machine.bulk.bytes_stored) == (512, 512)
+    assert (machine.barriers.tables.loaded, machine.barriers.tables.stored) == (512, 512)
 
 
 def test_multicast_lands_in_each_cta_and_signals_each_barrier():

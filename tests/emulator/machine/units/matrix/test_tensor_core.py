@@ -329,7 +329,7 @@ def test_a_whole_k_loop_bit_for_bit(policy: str, name: str):
         part = slice(start, start + 32 // nbytes)
         expected = (expected.double() + x[:, part] @ w[:, part].T).float()
     np.testing.assert_array_equal(accumulator(machine, 2, m, n), expected.numpy())
-    assert machine.core.instructions == 8
+    assert machine.core.barriers.tables.mmas == 8
 
 
 def halfway_operands(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -580,11 +580,11 @@ def test_commit_arrives_after_the_mmas_before_it(policy: str):
     seen = []
     while True:
         if machine.barriers.phase(BARRIER) and not seen:
-            seen.append(machine.core.instructions)
+            seen.append(machine.core.barriers.tables.mmas)
         if not machine.engine.step():
             break
     assert [barrier.phase for barrier in machine.barriers] == [1, 1]
-    assert seen == [2 if policy == "eager" else 1] and machine.core.instructions == 2
+    assert seen == [2 if policy == "eager" else 1] and machine.core.barriers.tables.mmas == 2
     assert "tcgen05.commit issued by warp 0" in machine.barriers.describe(BARRIER)
 
 

@@ -218,7 +218,7 @@ def test_many_operands() -> None:
         )  # fmt: skip
         if step % 37 == 0:
             np.testing.assert_array_equal(accumulator(machine, 1, 128, 256), a.astype(int) @ b.astype(int).T)
-    assert machine.core.instructions == 300
+    assert machine.core.barriers.tables.mmas == 300
 
 
 # --- in kernels -------------------------------------------------------------------------------------------------------
