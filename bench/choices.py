@@ -17,7 +17,7 @@ the order in which shapes need them. A candidate that fails, or hangs, costs its
 
 ``--narrow`` draws BF16 shapes of few columns or few rows instead, where tiles and clusters matter most, and times tiles
 beside the chooser's that the model finds good for several of them. ``--images`` draws models of `patch_embed_images`
-and `patch_embed` (`bench.choices_images`), whose regrets ``images FILE ...`` prints.
+and `patch_embed` (`bench.choices_images`); ``fit --images`` and ``regret --images`` take their files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,7 +45,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench import archive, choices_fit, choices_images
+from bench import choices_fit, choices_images
+from bench.choices_fit import held_out
 from bench.configs import arch_of
 from bench.peers.cublaslt import CublasError, Matmul, Operand
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
@@ -54,7 +54,7 @@ from cute_kernels.dsl import kernel_cache
 from cute_kernels.explore.tuning import search
 from cute_kernels.operations.base import Operation
 from cute_kernels.operations.gemm import GEMM
-from cute_kernels.plan import ARCHS, Plan, gemm_sm90_fit, make_plan
+from cute_kernels.plan import ARCHS, Plan, gemm_sm90_fit, make_plan, patches_sm90
 from cute_kernels.plan import gemm_sm90 as sm90
 from cute_kernels.plan.base import ITEMSIZE
 
@@ -92,7 +92,7 @@ MOST_BYTES = 1 << 30
 
 OUT_OF_REACH = tuple(
     GemmProblem(*sizes)
-    for sizes in ((784, 768, 3072), (128, 4096, 4096), (535, 2096, 5184), (134, 4240, 1904), (2970, 416, 8032))
+    for sizes in ((535, 2096, 5184), (134, 4240, 1904), (2970, 416, 8032), (784, 768, 3072), (128, 4096, 4096))
 )
 """Where once no candidate was as fast as cuBLASLt: at the end more of the search space is timed, beside cuBLAS."""
 
@@ -132,11 +132,6 @@ class Shape:
 
     def peers(self, inputs: Sequence[Any]) -> dict[str, Launch]:
         return peers(self, inputs)
-
-
-def held_out(problem: GemmProblem) -> bool:
-    """No fit may see it: one shape in three, whatever its kind."""
-    return zlib.crc32(f"{problem.m} {problem.n} {problem.k}".encode()) % 3 == 0
 
 
 def log_uniform(generator: random.Random, least: int, most: int) -> int:
@@ -206,7 +201,7 @@ def candidates(shape: Shape, arch: str = "sm_90a", sm_count: int = 132) -> list[
 def more_candidates(problem: GemmProblem, arch: str = "sm_90a", sm_count: int = 132) -> list[Plan]:
     """Of a shape that is out of reach: much of the search space."""
     found = sorted(sm90.search_space(problem, ARCHS[arch], sm_count), key=sm90.modelled_clocks)
-    return list(dict.fromkeys([make_plan(problem, arch=arch, sm_count=sm_count), *found[:70]]))
+    return list(dict.fromkeys([make_plan(problem, arch=arch, sm_count=sm_count), *found[:110]]))
 
 
 def narrow_candidates(shapes: Sequence[Shape], arch: str = "sm_90a", sm_count: int = 132) -> list[list[Plan]]:
@@ -425,8 +420,16 @@ def rested(timer: search.Timer) -> float:
 
 
 def read(paths: Sequence[Path]) -> list[choices_fit.Timed]:
-    """Shapes and times of files of ``time``, or of archives."""
-    return choices_fit.read(paths, {kind: fields for kind, (_, fields) in KINDS.items()})
+    """Shapes and times of files of ``time``, or of ``choices*.csv`` in archives."""
+    return choices_fit.read(choices_fit.files_of(paths, "choices*.csv"), parsed)
+
+
+def parsed(row: dict[str, str]) -> tuple[GemmProblem, Sm90GemmConfig | None]:
+    """Of a row of a file."""
+    problem = GemmProblem(*(int(row[name]) for name in "mnk"), **KINDS[row["kind"]][1])
+    if row["candidate"] != "ours":
+        return problem, None
+    return problem, Sm90GemmConfig(**{name: kinds[0](int(row[name])) for name, kinds in Sm90GemmConfig.types.items()})
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -581,9 +584,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     judging = commands.add_parser("regret", help="of the chooser, on shapes that were kept out")
     judging.add_argument("--all", action="store_true", help="on all shapes: no fit has seen the files")
     judging.add_argument("--top", type=int, default=1, help="of the fastest of so many, as a tuner times them")
-    images = commands.add_parser("images", help="regret and peers of files of `time --images`")
-    for command in (fitting, judging, images):
-        command.add_argument("files", type=Path, nargs="+", help="of time, or archives")
+    for command in (fitting, judging):
+        command.add_argument("--images", action="store_true", help="`patch_embed_images` and `patch_embed`")
+        command.add_argument("files", type=Path, nargs="*", help="of time, or archives; of images also all recorded")
     args = parser.parse_args(arguments)
     if args.command in ("time", "compile"):
         shapes = choices_images.work(args.seed, args.count) if args.images else work(args.seed, args.count, args.narrow)
@@ -591,16 +594,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return compiled(kernels(shapes)).wait()
         measure(Files(args.output), shapes, args.seconds, args.peers)
         return 0
-    if args.command == "images":
-        files = (archive.read_text(file) for path in args.files for file in archive.expand(path))
-        rows = (row for text in files for row in csv.DictReader(text.splitlines()))
-        choices_images.report(choices_images.judged(rows))
-        return 0
-    shapes = read(args.files)
-    if args.command == "fit":
-        choices_fit.report_fit([shape for shape in shapes if not held_out(shape.problem)])
-    else:
+    shapes = choices_images.read(args.files or choices_images.RECORDED) if args.images else read(args.files)
+    if args.command == "regret":
         choices_fit.report_regrets([shape for shape in shapes if args.all or held_out(shape.problem)], args.top)
+        return 0
+    seen = [shape for shape in shapes if not held_out(shape.problem)]
+    with choices_fit.doubles():
+        if args.images:
+            choices_fit.report_fit(choices_images.PatchData(seen), Path(patches_sm90.__file__), choices_images.text)
+        else:
+            choices_fit.report_fit(choices_fit.GemmData(seen), Path(gemm_sm90_fit.__file__), choices_fit.gemm_text)
     return 0
 
 

@@ -1,9 +1,9 @@
-"""What `bench.choices` has timed: the fit of the SM90 GEMM's chooser, and how near to the fastest its choice is.
+"""What `bench.choices` has timed: the fits of SM90's choosers, and how near to the fastest their choice is.
 
-The model is `cute_kernels.plan.gemm_sm90`'s own, given tensors for numbers. A fit looks for the constants, and for
-three factors of each candidate, with which the ratios of modelled times within a shape are nearest to those that were
-timed, and with which little is lost where the least modelled time is chosen. Factors stay near 1 where timings say
-little.
+The models are those of `cute_kernels.plan`, given tensors for numbers. A fit looks for the constants, and of the GEMM
+for three factors of each candidate, with which the ratios of modelled times within a shape are nearest to those that
+were timed, and with which little is lost where the least modelled time is chosen. Constants stay near their start, and
+factors near 1, where timings say little.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ import csv
 import io
 import math
 import statistics
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import torch
 
 from bench import archive
-from cute_kernels.config import GemmProblem, Sm90GemmConfig
+from cute_kernels.config import Config, GemmProblem, Problem
+from cute_kernels.plan import Plan, gemm_sm90_fit, make_plan, predict
 from cute_kernels.plan import gemm_sm90 as sm90
-from cute_kernels.plan import gemm_sm90_fit, make_plan
 
 MODES = {"sustained": 1.0, "burst": 0.5}
 """Ways of timing, and what each counts in a fit."""
 
-START: dict[str, tuple[float, ...]] = {
+Constants = Mapping[str, Sequence[float]]
+
+START: Constants = {
     "launch": (2100, -400, -480, 29),
     "tile": (41, 144, 71),
     "epilogue": (32, 10, 16, 9, 13.5, 50, 31, 110, 48, -60, 95),
@@ -58,90 +61,89 @@ FOLDS = 5
 
 @dataclass
 class Timed:
-    """A shape: microseconds by way of timing of each candidate, and of the fastest of cuBLAS."""
+    """A shape: microseconds by way of timing of each candidate, and of the fastest peer."""
 
     kind: str
-    problem: GemmProblem
-    times: dict[str, dict[Sm90GemmConfig, float]] = field(default_factory=lambda: {mode: {} for mode in MODES})
+    problem: Problem
+    times: dict[str, dict[Config, float]] = field(default_factory=lambda: {mode: {} for mode in MODES})
     peers: dict[str, float] = field(default_factory=dict)
 
-    def choice(self, mode: str, top: int = 1) -> Sm90GemmConfig:
+    def choice(self, mode: str, top: int = 1) -> Config:
         """What the chooser would take of that which was timed, or the fastest of the ``top`` that it finds best."""
         times = self.times[mode]
         own = make_plan(self.problem, arch="sm_90a").config
         if top == 1 and own in times:
             return own
-        return min(sorted(times, key=self.clocks)[:top], key=times.__getitem__)
+        return min(sorted(times, key=self.modelled)[:top], key=times.__getitem__)
 
-    def clocks(self, config: Sm90GemmConfig) -> float:
-        return sm90.modelled_clocks(make_plan(self.problem, config, "sm_90a"))
+    def modelled(self, config: Config) -> float:
+        return predict(make_plan(self.problem, config, "sm_90a")).microseconds
 
-    def regret(self, mode: str, choice: Sm90GemmConfig) -> float:
+    def regret(self, mode: str, choice: Config) -> float:
         return self.times[mode][choice] / min(self.times[mode].values())
 
 
-def read(paths: Iterable[Path], kinds: dict[str, dict[str, Any]]) -> list[Timed]:
-    """Of files, or of ``choices*.csv`` in archives, every shape of which two candidates or more were timed."""
-    files = [each for path in paths for each in archive.expand(path / "choices*.csv" if path.suffix == ".xz" else path)]
+Parse = Callable[[dict[str, str]], tuple[Problem, Config | None]]
+"""Problem and configuration of a row of a file; None of a peer's."""
+
+
+def read(files: Iterable[Path], parse: Parse) -> list[Timed]:
+    """Every shape of which two candidates or more were timed."""
     shapes: dict[tuple[str, str], Timed] = {}
     for file in files:
         for row in csv.DictReader(io.StringIO(archive.read_text(file))):
             if not row["mode"]:  # it failed
                 continue
-            sizes = (int(row[name]) for name in "mnk")
-            timed = Timed(row["kind"], GemmProblem(*sizes, **kinds[row["kind"]]))
-            timed = shapes.setdefault((str(file), row["number"]), timed)
+            problem, config = parse(row)
+            timed = shapes.setdefault((str(file), row["number"]), Timed(row["kind"], problem))
             value = float(row["microseconds"])
-            if row["candidate"] == "ours":
-                types = Sm90GemmConfig.types
-                config = Sm90GemmConfig(**{name: types[name][0](int(row[name])) for name in types})
-                timed.times[row["mode"]][config] = value
-            else:
+            if config is None:
                 timed.peers[row["mode"]] = min(value, timed.peers.get(row["mode"], math.inf))
+            else:
+                timed.times[row["mode"]][config] = value
     return [timed for timed in shapes.values() if len(timed.times["sustained"]) > 1]
+
+
+def files_of(paths: Iterable[Path], pattern: str) -> list[Path]:
+    """Files as they are; of archives, those whose names are like the pattern."""
+    return [each for path in paths for each in archive.expand(path / pattern if path.suffix == ".xz" else path)]
 
 
 # --- fitting ---------------------------------------------------------------------------------------------------------
 
 
 class Data:
-    """Candidates of shapes as tensors: what the model takes, and by way of timing what was timed."""
+    """Candidates of shapes as tensors: what a model takes, and by way of timing what was timed."""
+
+    start: ClassVar[Constants]
+    factors: ClassVar[int] = 0
+    """Candidates that have factors of their own."""
 
     def __init__(self, shapes: Sequence[Timed]) -> None:
-        known = {tile: place for place, tile in enumerate(gemm_sm90_fit.CANDIDATES)}
-        plans, owners = [], []
+        self.shapes, self.plans = shapes, list[Plan]()
+        owners = []
         for number, shape in enumerate(shapes):
             for config in shape.times["sustained"]:
-                if sm90.tile(config) in known:
-                    plans.append(make_plan(shape.problem, config, "sm_90a"))
+                if self.is_known(config):
+                    self.plans.append(make_plan(shape.problem, config, "sm_90a"))
                     owners.append(number)
-        self.shapes, self.plans = shapes, plans
         self.owners = torch.tensor(owners)
-        self.tiles = torch.tensor([known[sm90.tile(plan.config)] for plan in plans])
-        columns = [zip(*rows, strict=True) for rows in zip(*map(sm90.parts, plans), strict=True)]
-        self.parts = tuple(tuple(map(tensor, part)) for part in columns)
-        ratios = [plan.tiles / plan.most_clusters for plan in plans]
-        self.blocks = tensor(-(-plan.k_blocks // plan.config.split_k) for plan in plans)
-        self.waves, self.fill = tensor(map(sm90.waves, ratios)), tensor(min(1.0, ratio) for ratio in ratios)
-        row_bytes = [plan.problem.k * plan.in_bytes for plan in plans]
-        self.inside_line = tensor(each % sm90.LINE_BYTES > 0 for each in row_bytes)
-        self.inside_sector = tensor(each % sm90.SECTOR_BYTES > 0 for each in row_bytes)
-        self.memory = tensor(map(sm90.memory_clocks, plans))
         self.slower: dict[str, torch.Tensor] = {}
         for mode in MODES:
             times = [shapes[owner].times[mode] for owner in owners]
             slower = [
                 times.get(plan.config, math.nan) / min(times.values(), default=math.nan)
-                for plan, times in zip(plans, times, strict=True)
+                for plan, times in zip(self.plans, times, strict=True)
             ]
             self.slower[mode] = tensor(slower).log()
 
-    def clocks(self, constants: dict[str, Sequence[torch.Tensor]], factors: torch.Tensor) -> torch.Tensor:
-        """Modelled time of every candidate, and of memory, which is the same for all of a shape and hides the rest."""
-        of_plans = sm90.terms(self.parts, constants, tuple(factors[self.tiles].unbind(1)))
-        of_lines, of_sectors = constants["rates"][7:9]
-        stretch = 1 + of_lines * self.inside_line + of_sectors * self.inside_sector
-        return (sm90.clocks(of_plans, self.blocks, self.waves, self.fill, stretch) ** 4 + self.memory**4) ** 0.25
+    def is_known(self, config: Config) -> bool:
+        """Whether the model has what the configuration asks for."""
+        return True
+
+    def clocks(self, constants: Mapping[str, Sequence[torch.Tensor]], factors: torch.Tensor) -> torch.Tensor:
+        """Modelled time of every candidate."""
+        raise NotImplementedError
 
     def loss(self, modelled: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
         """Of the logarithms of modelled times: errors, and the time that is lost where they choose."""
@@ -164,6 +166,35 @@ class Data:
         return total
 
 
+class GemmData(Data):
+    start = START
+    factors = len(gemm_sm90_fit.CANDIDATES)
+
+    def __init__(self, shapes: Sequence[Timed]) -> None:
+        super().__init__(shapes)
+        plans, known = self.plans, {tile: place for place, tile in enumerate(gemm_sm90_fit.CANDIDATES)}
+        self.tiles = torch.tensor([known[sm90.tile(plan.config)] for plan in plans])
+        columns = [zip(*rows, strict=True) for rows in zip(*map(sm90.parts, plans), strict=True)]
+        self.parts = tuple(tuple(map(tensor, part)) for part in columns)
+        ratios = [plan.tiles / plan.most_clusters for plan in plans]
+        self.blocks = tensor(-(-plan.k_blocks // plan.config.split_k) for plan in plans)
+        self.waves, self.fill = tensor(map(sm90.waves, ratios)), tensor(min(1.0, ratio) for ratio in ratios)
+        row_bytes = [plan.problem.k * plan.in_bytes for plan in plans]
+        self.inside_line = tensor(each % sm90.LINE_BYTES > 0 for each in row_bytes)
+        self.inside_sector = tensor(each % sm90.SECTOR_BYTES > 0 for each in row_bytes)
+        self.memory = tensor(map(sm90.memory_clocks, plans))
+
+    def is_known(self, config: Config) -> bool:
+        return sm90.tile(config) in gemm_sm90_fit.CANDIDATES
+
+    def clocks(self, constants: Mapping[str, Sequence[torch.Tensor]], factors: torch.Tensor) -> torch.Tensor:
+        """Modelled time of every candidate, and of memory, which is the same for all of a shape and hides the rest."""
+        of_plans = sm90.terms(self.parts, constants, tuple(factors[self.tiles].unbind(1)))
+        of_lines, of_sectors = constants["rates"][7:9]
+        stretch = 1 + of_lines * self.inside_line + of_sectors * self.inside_sector
+        return (sm90.clocks(of_plans, self.blocks, self.waves, self.fill, stretch) ** 4 + self.memory**4) ** 0.25
+
+
 def tensor(values: Iterable[float]) -> torch.Tensor:
     return torch.tensor([float(value) for value in values])
 
@@ -174,9 +205,9 @@ Model = tuple[dict[str, tuple[float, ...]], list[tuple[float, ...]]]
 
 def fit(data: Data, used: torch.Tensor, iterations: int = 400) -> Model:
     """The model that suits the used candidates best; of ``bool [plans]``."""
-    start = {name: torch.tensor(values) for name, values in START.items()}
-    logs = {name: torch.zeros(len(values), requires_grad=True) for name, values in START.items()}
-    own = torch.zeros(len(gemm_sm90_fit.CANDIDATES), 3, requires_grad=True)
+    start = {name: torch.tensor(values) for name, values in data.start.items()}
+    logs = {name: torch.zeros(len(values), requires_grad=True) for name, values in data.start.items()}
+    own = torch.zeros(data.factors, 3, requires_grad=True)
     solver = torch.optim.LBFGS(
         [*logs.values(), own], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe",
         tolerance_change=1e-9,
@@ -213,9 +244,20 @@ def chosen_regrets(data: Data, model: Model) -> dict[str, list[float]]:
     return found
 
 
+def sizes_of(problem: Problem) -> str:
+    """What shapes of one problem, or of one model at several numbers of images, have in common."""
+    first = problem.m if isinstance(problem, GemmProblem) else problem.table_rows
+    return f"{first} {problem.n} {problem.k}"
+
+
+def held_out(problem: Problem) -> bool:
+    """No fit may see it: one in three, whatever its kind."""
+    return zlib.crc32(sizes_of(problem).encode()) % 3 == 0
+
+
 def cross_validated(data: Data) -> dict[str, list[float]]:
     """As `chosen_regrets`, each shape by a model that has seen other sizes."""
-    folds = torch.tensor([sum(map(ord, f"{s.problem.m} {s.problem.n} {s.problem.k}")) % FOLDS for s in data.shapes])
+    folds = torch.tensor([sum(map(ord, sizes_of(s.problem))) % FOLDS for s in data.shapes])
     found: dict[str, list[float]] = {mode: [math.nan] * len(data.shapes) for mode in MODES}
     for fold in range(FOLDS):
         regrets = chosen_regrets(data, fit(data, (folds != fold)[data.owners]))
@@ -236,26 +278,32 @@ def doubles() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def report_fit(shapes: Sequence[Timed]) -> None:
-    """Fits, writes the model, and prints the regret: of the fit, and cross-validated."""
-    with doubles():
-        data = Data(shapes)
-        model = fit(data, torch.ones(len(data.plans), dtype=torch.bool))
-        lines = summary("fitted", chosen_regrets(data, model)) + summary("cross-validated", cross_validated(data))
-    Path(gemm_sm90_fit.__file__).write_text(text(model))
+def report_fit(data: Data, module: Path, text: Callable[[Data, Model], str]) -> None:
+    """Fits, writes the module of the model, and prints the regret: of the fit, and cross-validated."""
+    model = fit(data, torch.ones(len(data.plans), dtype=torch.bool))
+    lines = summary("fitted", chosen_regrets(data, model)) + summary("cross-validated", cross_validated(data))
+    module.write_text(text(data, model))
     print("\n".join(lines))
 
 
-def text(model: Model) -> str:
+def between_marks(module: Path, text: str) -> str:
+    """A module with its numbers replaced, which the formatter leaves alone."""
+    before, _, rest = module.read_text().partition("# fmt: off\n")
+    _, _, after = rest.partition("# fmt: on\n")
+    return f"{before}# fmt: off\n{text}# fmt: on\n{after}"
+
+
+def constants_text(model: Model) -> str:
+    return "CONSTANTS = {\n" + "".join(f'    "{name}": {values},\n' for name, values in model[0].items()) + "}\n"
+
+
+def gemm_text(data: Data | None, model: Model) -> str:
     """The module `cute_kernels.plan.gemm_sm90_fit` of a model."""
-    constants = "".join(f'    "{name}": {values},\n' for name, values in model[0].items())
     rows = zip(gemm_sm90_fit.CANDIDATES.items(), model[1], strict=True)
     candidates = [f"{tuple(map(int, tile))}: ({stores}, {factors})," for (tile, (stores, _)), factors in rows]
     pairs = [" ".join(candidates[i : i + 2]) for i in range(0, len(candidates), 2)]
-    before, _, rest = Path(gemm_sm90_fit.__file__).read_text().partition("# fmt: off\n")
-    _, _, after = rest.partition("# fmt: on\n")
     table = "CANDIDATES = {\n" + "".join(f"    {pair}\n" for pair in pairs) + "}\n"
-    return f"{before}# fmt: off\nCONSTANTS = {{\n{constants}}}\n{table}# fmt: on\n{after}"
+    return between_marks(Path(gemm_sm90_fit.__file__), constants_text(model) + table)
 
 
 # --- regret ----------------------------------------------------------------------------------------------------------
@@ -270,7 +318,7 @@ def regrets(shapes: Sequence[Timed], top: int = 1) -> dict[str, list[float]]:
 
 
 def report_regrets(shapes: Sequence[Timed], top: int = 1) -> None:
-    """Prints mean, 95th percentile and most of the regrets, of all and of each kind, and cuBLAS's time over ours."""
+    """Prints mean, 95th percentile and most of the regrets, of all and of each kind, and peers' times over ours."""
     found = regrets(shapes, top)
     print("\n".join(summary("all", found)))
     for kind in dict.fromkeys(shape.kind for shape in shapes):
@@ -287,7 +335,7 @@ def report_regrets(shapes: Sequence[Timed], top: int = 1) -> None:
                 ratios[shape.kind].append(shape.peers[mode] / shape.times[mode][shape.choice(mode, top)])
         for kind, values in ratios.items():
             mean, least = statistics.geometric_mean(values), min(values)
-            print(f"cuBLAS / chosen, {mode:9} {kind:16} {len(values):4} shapes: mean {mean:.3f}, least {least:.3f}")
+            print(f"peer / chosen, {mode:9} {kind:16} {len(values):4} shapes: mean {mean:.3f}, least {least:.3f}")
 
 
 def summary(name: str, found: dict[str, list[float]]) -> list[str]:

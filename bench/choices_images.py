@@ -10,24 +10,46 @@ normalised pixels; of FP8 rows all that cuBLASLt's heuristic proposes, by image 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import random
 import statistics
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from bench.choices_fit import percentile
+from bench import archive, choices_fit, tune
+from bench.configs import parse_first
 from bench.peers.cublaslt import CublasError, Matmul, Operand
-from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.config import (
+    PatchEmbedImagesProblem,
+    PatchEmbedProblem,
+    Sm90GatherConfig,
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+)
 from cute_kernels.operations.base import Operation
 from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
-from cute_kernels.plan import PLANNERS, Plan, candidate_plans, make_plan
+from cute_kernels.plan import (
+    PLANNERS,
+    Plan,
+    candidate_plans,
+    images_chain,
+    images_gather,
+    images_sm90,
+    make_plan,
+    patch_embed_sm90,
+    patches_sm90,
+)
+from cute_kernels.plan.images_chain import RowsChainPlan
+from cute_kernels.plan.images_gather import Sm90GatherPlan
+from cute_kernels.plan.images_sm90 import Sm90ImagesPlan
+from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 
 Launch = Callable[[int, int], object]
 
@@ -43,12 +65,6 @@ SIDES = (16, 14, 18, 24, 32, 37, 9, 12)
 
 IMAGES_OF_A_MODEL = 3
 """Numbers of images that a model is timed at: kernels of the same model are the same."""
-
-SHOWN = (
-    (4736, 224, 16, 768), (512, 224, 16, 768), (64, 224, 16, 768), (64, 384, 16, 1152), (512, 384, 16, 1152),
-    (4736, 224, 14, 768), (512, 224, 14, 1024), (512, 224, 32, 768), (64, 256, 16, 1024), (512, 256, 16, 768),
-)  # fmt: skip
-"""Images of uint8 pixels, their side, that of patches and features, most of them on docs/performance.md."""
 
 MOST_IMAGES = 777
 MOST_MACS = 3e11
@@ -126,13 +142,8 @@ def candidates(shape: ImagesShape, arch: str = "sm_90a", sm_count: int = 132) ->
 
 
 def work(seed: int, count: int) -> list[tuple[ImagesShape, list[Plan]]]:
-    """The shapes that are drawn, and `SHOWN` behind the first half of them."""
-    drawn = draw(seed, count)
-    shown = []
-    for number, (images, side, patch, n) in enumerate(SHOWN, count):
-        problem = PatchEmbedImagesProblem(images, 3, side, side, patch, n, "uint8", table_rows=(side // patch) ** 2)
-        shown.append(ImagesShape(number, "uint8 images", problem))
-    return [(shape, candidates(shape)) for shape in (*drawn[: count // 2], *shown, *drawn[count // 2 :])]
+    """Shapes in the order in which they are timed, and their candidates."""
+    return [(shape, candidates(shape)) for shape in draw(seed, count)]
 
 
 # --- what computes the same ------------------------------------------------------------------------------------------
@@ -194,7 +205,22 @@ def _of_rows(shape: ImagesShape, inputs: Sequence[Any]) -> dict[str, Launch]:
     return found
 
 
-# --- regret ----------------------------------------------------------------------------------------------------------
+# --- fits and regrets ------------------------------------------------------------------------------------------------
+
+
+RECORDED = tuple(
+    archive.recorded(name)
+    for name in (
+        "2026-11-29-h200/images-*.csv", "2026-11-30-h200/images-*.csv", "2026-11-21-h200/tune.json",
+        "2026-11-22-h200/tune-few.json",
+        *(f"2026-11-22-h200/images-{name}.json" for name in ("few", "b32-tiles", "bf16", "bf16-few", "split")),
+        "2026-11-23-h200/images-channels-last.json",
+    )
+)  # fmt: skip
+"""What the model is fitted to but for the models that are kept out."""
+
+AFTER = (archive.recorded("2026-11-30-h200/after-images-*.csv"),)
+"""Models that were drawn after a fit."""
 
 
 def problem_of(kind: str, images: int, positions: int, patch: str, k: int, n: int) -> Any:
@@ -208,42 +234,96 @@ def problem_of(kind: str, images: int, positions: int, patch: str, k: int, n: in
     )
 
 
-Judged = dict[tuple[str, str], list[tuple[str, float, float]]]
-"""By kind and mode, of each shape: what it is, the choice's time over the fastest candidate's, peers' over it."""
+def parsed(row: dict[str, str]) -> tuple[Any, Any]:
+    """Of a row of a file."""
+    images, positions, k, n = (int(row[name]) for name in ("images", "positions", "k", "n"))
+    problem = problem_of(row["kind"], images, positions, row["patch"], k, n)
+    operation = PATCH_EMBED if row["kind"] == "fp8 rows" else PATCH_EMBED_IMAGES
+    return problem, PLANNERS[operation.name].codec.decode(row["config"]) if row["config"] else None
 
 
-def judged(rows: Iterable[dict[str, str]]) -> Judged:
-    """The choice is today's; shapes where that was not timed are left out. Without a peer its ratio is infinite."""
-    times: dict[tuple[str, str, tuple], dict[str, dict[str, float]]] = {}
-    for row in rows:
-        if row["mode"]:
-            shape = tuple(row[name] for name in ("images", "positions", "patch", "k", "n"))
-            found = times.setdefault((row["kind"], row["mode"], shape), defaultdict(dict))
-            found["ours" if row["config"] else "peer"][row["config"] or row["candidate"]] = float(row["microseconds"])
-    groups: Judged = defaultdict(list)
-    for (kind, mode, shape), found in times.items():
-        images, positions, patch, k, n = shape
-        problem = problem_of(kind, int(images), int(positions), patch, int(k), int(n))
-        operation = PATCH_EMBED if kind == "fp8 rows" else PATCH_EMBED_IMAGES
-        chosen = PLANNERS[operation.name].codec.encode(make_plan(problem, arch="sm_90a").config)
-        if chosen in found["ours"]:
-            own, peer = found["ours"][chosen], min(found["peer"].values(), default=math.inf)
-            groups[kind, mode].append((" ".join(shape), own / min(found["ours"].values()), peer / own))
-    return groups
+def read(paths: Iterable[Path]) -> list[choices_fit.Timed]:
+    """Models of files of ``time --images``, of ``images*.csv`` in archives, and cases of `bench.tune` and
+    `bench.images`."""
+    shapes = []
+    for file in choices_fit.files_of(paths, "images*.csv"):
+        if file.suffix == ".csv":
+            shapes += choices_fit.read([file], parsed)
+        else:
+            shapes += _of_bench_images(file) if file.name.startswith("images") else _of_tune(file)
+    return shapes
 
 
-def report(groups: Judged) -> None:
-    """Prints mean, 95th percentile and most of the regrets, and where peers are nearest."""
-    for (kind, mode), values in groups.items():
-        regrets = sorted(regret for _, regret, _ in values)
-        print(
-            f"{kind}, {mode}: {len(values)} shapes, chosen / fastest mean {statistics.mean(regrets):.3f}, "
-            f"95% {percentile(regrets):.2f}, most {regrets[-1]:.2f}"
-        )
-        beside = sorted(each for each in values if each[2] < math.inf)
-        if beside:
-            ratios = [ratio for *_, ratio in beside]
-            print(f"    fastest peer / chosen, {len(beside)}: mean {statistics.geometric_mean(ratios):.2f}", end="")
-            print(f", least {min(ratios):.3f}")
-        for shape, regret, ratio in sorted(beside, key=lambda each: each[2])[:6]:
-            print(f"    images, positions, patch, k, n {shape}: {regret:.3f}, {ratio:.3f}")
+def _of_tune(file: Path) -> Iterator[choices_fit.Timed]:
+    for case, timings in tune.read(file)[1].items():
+        shape = choices_fit.Timed("fp8 rows", tune.problem(case))
+        shape.times["sustained"].update((config, time) for time, config in timings)
+        yield shape
+
+
+FEW_IMAGES = 128
+"""Up to which the time in a CUDA graph is the launch's, and not that of its host."""
+
+
+def _of_bench_images(file: Path) -> Iterator[choices_fit.Timed]:
+    """Cases of which several configurations were timed; also of images whose channels are last."""
+    for entry in json.loads(archive.read_text(file))["cases"]:
+        case = entry["case"]
+        patch, pixels, last = case.get("patch", 16), case.get("dtype", "uint8"), case.get("channels_last", False)
+        kind = next(name for name, (dtype, _) in PIXELS.items() if dtype == pixels)
+        problem = PatchEmbedImagesProblem(
+            case["images"], 3, case["side"], case["side"], patch, case["n"], pixels, precision=PIXELS[kind][1],
+            table_rows=(case["side"] // patch) ** 2, channels_last=last,
+        )  # fmt: skip
+        shape = choices_fit.Timed(kind + ", channels last" * last, problem)
+        for peer in entry["peers"]:
+            settings = peer["detail"].removeprefix("patchify in front, ").replace(", ", ",").replace(" ", "=")
+            if peer["reason"] or not peer["name"].startswith("cute_kernels") or "tile_" not in settings:
+                continue
+            kinds = Sm90ImagesConfig, Sm90GatherConfig, Sm90PatchEmbedConfig
+            config = parse_first(settings.replace("True", "true").replace("False", "false"), kinds)
+            runs = [1e3 * run["ms"] for run in peer["runs"] if run["mode"] == "sustained"]
+            graph = (peer["cost"] or {}).get("graph")
+            time = graph if graph and case["images"] <= FEW_IMAGES else statistics.median(runs)
+            shape.times["sustained"][make_plan(problem, config, "sm_90a").config] = time
+        if len(shape.times["sustained"]) > 1:
+            yield shape
+
+
+class PatchData(choices_fit.Data):
+    start = {
+        "once": (2400, 4200, 1300, 480, 470, 6500),
+        "epilogue": (11, 150, 220, 4.5, 18),
+        "boxes": (2.5, 1.6, 0.5, 0.01, 0.4, 1.2, 0.0023),
+        "block": (55, 71, 70),
+        "in_turn": (0.57, 0.85),
+        "rates": (830, 0.011, 0.0024, 1.8, 2.5, 2.2, 0.8, 0.016),
+    }  # fmt: skip
+
+    def __init__(self, shapes: Sequence[choices_fit.Timed]) -> None:
+        super().__init__(shapes)
+        works = zip(*map(work_of, self.plans), strict=True)
+        self.work = patches_sm90.Work(*map(_tensors, works))
+
+    def clocks(self, constants: Any, factors: torch.Tensor) -> torch.Tensor:
+        return sum(patches_sm90.parts(self.work, constants))
+
+
+def work_of(plan: Plan) -> patches_sm90.Work:
+    modules = {Sm90ImagesPlan: images_sm90, Sm90GatherPlan: images_gather, Sm90PatchEmbedPlan: patch_embed_sm90}
+    return images_chain.work_on_sm90(plan) if isinstance(plan, RowsChainPlan) else modules[type(plan)].work(plan)
+
+
+def _tensors(values: tuple) -> Any:
+    if isinstance(values[0], tuple):
+        return tuple(map(choices_fit.tensor, zip(*values, strict=True)))
+    return choices_fit.tensor(values)
+
+
+def text(data: PatchData, model: choices_fit.Model) -> str:
+    """The module `cute_kernels.plan.patches_sm90` with a model."""
+    modelled = data.clocks({name: torch.tensor(values) for name, values in model[0].items()}, torch.empty(0))
+    times = [data.shapes[owner].times["sustained"][plan.config] for owner, plan in zip(data.owners, data.plans)]
+    rate = float((modelled / torch.tensor(times)).median())
+    lines = f"{choices_fit.constants_text(model)}CLOCKS_PER_MICROSECOND = {rate:.0f}\n"
+    return choices_fit.between_marks(Path(patches_sm90.__file__), lines)

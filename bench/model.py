@@ -6,28 +6,25 @@ B200: the variants of the patch embed whose times the notes of the CUDA original
 package counted when they had all of its stores. The fit is non-negative least squares on relative errors; "unseen" is
 what the model says of a variant that was left out of the fit, with those that do the same work by the counts.
 
-H200: the fit of
-`cute_kernels.plan.patch_embed_sm90`, with every problem left out once, and the default configuration at sizes
-that no fit has.
+H200: the models of patches and of the GEMM, beside launches of shapes that their fits (`bench.choices`) have not seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import statistics
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import pearsonr, spearmanr
 
-from bench import archive, choices, choices_fit, model_images, tune
+from bench import archive, choices, choices_fit, choices_images
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
-from cute_kernels.plan import b200, gemm_sm90, make_plan, patch_embed_sm90, predict
+from cute_kernels.plan import b200, gemm_sm90, make_plan, patches_sm90, predict
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 
@@ -139,70 +136,11 @@ def correlations(checked: Sequence[Checked]) -> tuple[float, float]:
     return float(pearsonr(unseen, times)[0]), float(spearmanr(unseen, times)[0])
 
 
-# --- H200 ------------------------------------------------------------------------------------------------------------
-
-RECORDED = (archive.recorded("2026-11-21-h200/tune.json"), archive.recorded("2026-11-22-h200/tune-few.json"))
+# --- SM90 on an H200 -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """Launches on an H200 of a problem that was left out of the fit.
-
-    Attributes:
-        times: measured, in microseconds.
-        predicted: by the fit of all other problems.
-    """
-
-    times: np.ndarray
-    predicted: np.ndarray
-
-    @property
-    def errors(self) -> np.ndarray:
-        return np.abs(self.predicted / self.times - 1)
-
-
-def check_h200(measured: dict[tune.Case, list[tune.Timing]], left_out: Sequence[tune.Case]) -> dict[tune.Case, Unseen]:
-    """Every configuration of these problems that was at most `bench.tune.FAST_ENOUGH` as slow as the fastest."""
-    result = {}
-    for case in left_out:
-        costs = tune.fit({other: timings for other, timings in measured.items() if other != case})
-        rows = [timing for timing in measured[case] if timing[0] <= tune.FAST_ENOUGH * measured[case][0][0]]
-        predicted = [
-            np.dot(costs[config.weight, config.order], patch_embed_sm90.facts(tune.sm90_plan(case, config)))
-            for _, config in rows
-        ]
-        result[case] = Unseen(np.array([time for time, _ in rows]), np.array(predicted))
-    return result
-
-
-def recorded() -> dict[tune.Case, list[tune.Timing]]:
-    """What was measured on an H200."""
-    return {case: timings for path in RECORDED for case, timings in tune.read(path)[1].items()}
-
-
-MODELS = archive.recorded("2026-11-21-h200/models.json")
-
-
-def check_models(images: Sequence[int]) -> list[tuple[str, int, float, float]]:
-    """Model and positions, images, measured and predicted microseconds of the default configuration in bursts."""
-    rows = []
-    for entry in json.loads(archive.read_text(MODELS))["cases"]:
-        case = entry["case"]
-        (ours,) = (peer for peer in entry["peers"] if peer["name"] == "cute_kernels")
-        bursts = [1e3 * run["ms"] for run in ours["runs"] if run["mode"] == "burst"]
-        if case["images"] in images and bursts:
-            m, k = case["images"] * case["positions"], -(-case["k"] // 16) * 16
-            plan = make_plan(PatchEmbedProblem(m, case["n"], k, case["positions"]), arch="sm_90a")
-            name = f"{case['model']}, {case['positions']} positions"
-            rows.append((name, case["images"], statistics.median(bursts), predict(plan).microseconds))
-    return rows
-
-
-# --- gemm on an H200 -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TimedGemm:
+class Launch:
     """A sustained launch of a drawn shape: by what its modelled clocks are divided, microseconds, the model's."""
 
     scale: float
@@ -210,37 +148,46 @@ class TimedGemm:
     predicted: float
 
 
-def check_gemm() -> tuple[list[list[TimedGemm]], list[list[TimedGemm]]]:
+def launches(shapes: Iterable[choices_fit.Timed], clocks_per_microsecond: float) -> list[list[Launch]]:
+    """Of each shape, of every candidate."""
+    return [
+        [Launch(predicted * clocks_per_microsecond / time, time, predicted)
+         for config, time in shape.times["sustained"].items() for predicted in [shape.modelled(config)]]
+        for shape in shapes
+    ]  # fmt: skip
+
+
+def check_gemm() -> tuple[list[list[Launch]], list[list[Launch]]]:
     """Launches by shape: of those that a fit has seen, and of those that none has."""
-    seen: list[list[TimedGemm]] = []
-    unseen: list[list[TimedGemm]] = []
+    seen: list[choices_fit.Timed] = []
+    unseen: list[choices_fit.Timed] = []
     for name in ("choices*.csv", "older.csv", "after-wide*.csv", "after-narrow*.csv"):
-        for path in archive.expand(archive.recorded(f"2026-11-29-h200/{name}")):
-            for shape in choices.read([path]):
-                kept = name.startswith("after") or (name != "older.csv" and choices.held_out(shape.problem))
-                (unseen if kept else seen).append(list(_timed_gemm(shape)))
-    return seen, unseen
+        for shape in choices.read(archive.expand(archive.recorded(f"2026-11-29-h200/{name}"))):
+            kept = name.startswith("after") or (name != "older.csv" and choices_fit.held_out(shape.problem))
+            (unseen if kept else seen).append(shape)
+    return launches(seen, gemm_sm90.CLOCKS_PER_MICROSECOND), launches(unseen, gemm_sm90.CLOCKS_PER_MICROSECOND)
 
 
-def _timed_gemm(shape: choices_fit.Timed) -> Iterator[TimedGemm]:
-    for config, time in shape.times["sustained"].items():
-        predicted = predict(make_plan(shape.problem, config, "sm_90a")).microseconds
-        yield TimedGemm(predicted * gemm_sm90.CLOCKS_PER_MICROSECOND / time, time, predicted)
+def check_patches() -> list[list[Launch]]:
+    """Launches of models of patches that no fit has seen: those that were kept out, and those drawn afterwards."""
+    shapes = [s for s in choices_images.read(choices_images.RECORDED) if choices_fit.held_out(s.problem)]
+    return launches([*shapes, *choices_images.read(choices_images.AFTER)], patches_sm90.CLOCKS_PER_MICROSECOND)
 
 
-def gemm_text(unseen: Sequence[Sequence[TimedGemm]]) -> str:
-    """Errors of the model of `gemm`, of shapes that were left out of the fit."""
-    launches = [each for shape in unseen for each in shape]
-    errors = np.array([abs(each.predicted / each.time - 1) for each in launches])
-    long = np.array([each.predicted >= gemm_sm90.LONG for each in launches])
-    short, others = (np.quantile(errors[which], 0.9) for which in (~long, long))
+def unseen_text(unseen: Sequence[Sequence[Launch]], long: float = math.inf) -> str:
+    """Errors of a model, of shapes that were left out of the fit; ``long``: microseconds that tell two ranges apart."""
+    every = [each for shape in unseen for each in shape]
+    errors = np.array([abs(each.predicted / each.time - 1) for each in every])
+    is_long = np.array([each.predicted >= long for each in every])
+    ranges = [f"{np.quantile(errors[~is_long], 0.9):.0%}"]
+    if is_long.any():
+        ranges = [f"{ranges[0]} below {long} us", f"{np.quantile(errors[is_long], 0.9):.0%} from there on"]
     shapes = [[(each.time, each.predicted) for each in shape] for shape in unseen]
     ranks = [spearmanr(*zip(*shape, strict=True))[0] for shape in shapes if len(shape) > 5]
     return (
-        f"{len(launches):,} sustained launches of {len(unseen)} shapes that no fit has seen: error "
+        f"{len(every):,} sustained launches of {len(unseen)} shapes that no fit has seen: error "
         f"{np.median(errors):.0%} in the median, {errors.max():.0%} at the most; at the 90th percentile "
-        f"{short:.0%} below {gemm_sm90.LONG} us and {others:.0%} from there on; correlation of ranks within a shape "
-        f"{np.median(ranks):.2f} in the median"
+        f"{' and '.join(ranges)}; correlation of ranks within a shape {np.median(ranks):.2f} in the median"
     )
 
 
@@ -273,30 +220,6 @@ def _range(values: Sequence[float], form: str) -> str:
     return " to ".join(dict.fromkeys(form.format(value) for value in (min(values), max(values))))
 
 
-def h200_text(checked: dict[tune.Case, Unseen]) -> str:
-    errors = np.concatenate([entry.errors for entry in checked.values()])
-    ranks = [float(spearmanr(entry.times, entry.predicted)[0]) for entry in checked.values()]
-    times, predicted = (
-        np.concatenate([getattr(entry, name) for entry in checked.values()]) for name in ("times", "predicted")
-    )
-    return (
-        f"{len(errors):,} launches of {len(checked)} problems, each left out of the fit: error {np.median(errors):.1%} "
-        f"in the median, {np.quantile(errors, 0.9):.1%} at the 90th percentile, {errors.max():.1%} at the most; "
-        f"correlation of the logarithms {pearsonr(np.log(times), np.log(predicted))[0]:.3f}; of ranks within a problem "
-        f"{np.median(ranks):.2f} in the median, {min(ranks):.2f} at the least"
-    )
-
-
-def models_table(rows: Sequence[tuple[str, int, float, float]]) -> str:
-    """Markdown."""
-    lines = ["| model | images | measured, us | model, us | error |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {name} | {images:,} | {time:,.1f} | {predicted:,.1f} | {predicted / time - 1:+.1%} |"
-        for name, images, time, predicted in rows
-    ]
-    return "\n".join(lines)
-
-
 CUBLAS_MS = 0.365
 """The FP8 product alone at the headline size, in the notes."""
 
@@ -326,24 +249,14 @@ def plain_product() -> str:
     return f"the product alone: {predict(plan).microseconds / 1e3:.2f} ms modelled, cuBLAS {CUBLAS_MS} ms in the notes"
 
 
-def small_batches() -> str:
-    """How far the model is from bursts of few images."""
-    errors = [predicted / time - 1 for _, _, time, predicted in check_models((1, 8))]
-    return f"at 1 and 8 images the model is {-max(errors):.0%} to {-min(errors):.0%} below the bursts"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
     costs = fit(VARIANTS)
     print(", ".join(f"{name}={value}" for name, value in dataclasses.asdict(costs).items()), end="\n\n")
     print(b200_table(check()), end="\n\n")
-    measured = recorded()
-    print(h200_text(check_h200(measured, list(measured))), end="\n\n")
-    print(models_table(check_models((512, 4736))), end="\n\n")
-    print(small_batches(), designs_table(), plain_product(), sep="\n\n", end="\n\n")
-    print(model_images.images_table(model_images.check_images()), end="\n\n")
-    print(gemm_text(check_gemm()[1]))
+    print(designs_table(), plain_product(), sep="\n\n", end="\n\n")
+    print(unseen_text(check_patches()), unseen_text(check_gemm()[1], gemm_sm90.LONG), sep="\n\n")
     return 0
 
 

@@ -7,7 +7,6 @@ The text is in performance_page.md beside this file; a name in braces on a line 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -32,16 +31,16 @@ DAY = "2026-11-21-h200"
 LAYERS = "2026-11-26-h100"
 """Archive of the last measurement of the layers of towers."""
 
-CHOICES = "2026-11-29-h200.tar.xz"
-"""Archive of the shapes that were drawn for the chooser of the GEMM."""
+CHOICES, LATER = "2026-11-29-h200.tar.xz", "2026-11-30-h200.tar.xz"
+"""Archives of the shapes that were drawn for the chooser of the GEMM, and of a day later."""
 
 CHOICE_FILES = {
-    "one in three": ("choices.csv", "choices-?.csv", "choices-??.csv"),
-    "few columns or rows": ("choices-narrow*.csv",),
-    "drawn after the last fit": ("after-wide*.csv",),
-    "drawn after it, few columns or rows": ("after-narrow*.csv",),
+    "one in three": (f"{CHOICES}/choices.csv", f"{CHOICES}/choices-?.csv", f"{CHOICES}/choices-??.csv"),
+    "few columns or rows": (f"{CHOICES}/choices-narrow*.csv",),
+    "drawn after the last fit": (f"{CHOICES}/after-wide*.csv", f"{LATER}/after-wide*.csv"),
+    "drawn after it, few columns or rows": (f"{CHOICES}/after-narrow*.csv",),
 }
-"""Files of shapes in it, of which no fit of numbers has seen one in three, or, of those drawn after it, any."""
+"""Files of shapes, of which no fit of numbers has seen one in three, or, of those drawn after it, any."""
 
 
 def read(name: str) -> Results:
@@ -264,9 +263,9 @@ def layers() -> str:
 
 def unseen(name: str) -> list[choices_fit.Timed]:
     """Shapes of `CHOICE_FILES` that no fit has seen."""
-    files = (archive.expand(archive.RESULTS / CHOICES / file) for file in CHOICE_FILES[name])
+    files = (archive.expand(archive.RESULTS / file) for file in CHOICE_FILES[name])
     shapes = choices.read([path for paths in files for path in paths])
-    kept = (s for s in shapes if name.startswith("drawn") or choices.held_out(s.problem))
+    kept = (s for s in shapes if name.startswith("drawn") or choices_fit.held_out(s.problem))
     return [s for s in kept if s.problem not in choices.OUT_OF_REACH]  # which are in every file
 
 
@@ -292,17 +291,18 @@ def choice() -> str:
 
 
 def image_choice() -> str:
-    """As `choice`, of drawn models of patch embeddings: those that the choosers were fitted to, and later ones."""
+    """As `choice`, of drawn models of patch embeddings: those that were kept out of the fit, and later ones."""
+    kept = [s for s in choices_images.read(choices_images.RECORDED) if choices_fit.held_out(s.problem) and s.peers]
     cells: dict[str, list[str]] = {kind: [kind] for kind in choices_images.KINDS}
-    for files in ("images-*.csv", "after-images*.csv"):
-        texts = (archive.read_text(path) for path in archive.expand(archive.RESULTS / CHOICES / files))
-        groups = choices_images.judged(row for text in texts for row in csv.DictReader(text.splitlines()))
+    for shapes in (kept, choices_images.read(choices_images.AFTER)):
         for kind, own in cells.items():
-            _, regrets, ratios = zip(*groups[kind, "sustained"], strict=True)
-            beside = [ratio for ratio in ratios if ratio < math.inf]
-            own.append(f"{len(regrets)}: {statistics.mean(regrets):.2f} ({max(regrets):.2f})")
-            own.append(f"{statistics.geometric_mean(beside):.2f} ({min(beside):.2f})")
-    header = "", "fitted to: choice / fastest (most)", "peer / choice (least)", "drawn after", "peer / choice"
+            of_kind = [shape for shape in shapes if shape.kind == kind]
+            regrets = sorted(choices_fit.regrets(of_kind)["sustained"])
+            mode = "sustained"
+            ratios = [s.peers[mode] / s.times[mode][s.choice(mode)] for s in of_kind if mode in s.peers]
+            own.append(f"{len(regrets)}: {statistics.mean(regrets):.3f} ({regrets[-1]:.2f})")
+            own.append(f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})")
+    header = "", "kept out: choice / fastest (most)", "peer / choice (least)", "drawn after", "peer / choice"
     return markdown(header, list(cells.values()))
 
 

@@ -1,14 +1,11 @@
-"""Where default configurations come from: times every candidate, then fits the predicted time of SM90's patch embed.
+"""Times every candidate of the patch embed of rows, or of the dense GEMM, at sizes that were chosen by hand.
 
     python -m bench.tune measure --output FILE.json    # on an SM90 or SM100 GPU
-    python -m bench.tune fit FILE.json                 # anywhere: coefficients and how well they choose
+    python -m bench.tune report FILE.json              # anywhere: what each configuration takes over the fastest
     python -m bench.tune measure --operation gemm --output FILE.json   # the dense GEMM: bench/tune_gemm.py
 
 A time is that of one launch in a CUDA graph of 24, median of 7 replays; every candidate's output is compared with
-FP64 first. The fit is non-negative least squares on relative errors per class (weight, order), where a timing counts
-less the slower it is: what matters is that the best are predicted well. "Regret" is the time of the chosen candidate
-over that of the fastest; "unseen" is the regret when the case itself was left out of the fit. SM100's patch embed has
-one default for all sizes, so there is nothing to fit: `fit` prints what each configuration takes over the fastest.
+FP64 first. `bench.choices fit --images` reads files of SM90; SM100's patch embed has one default for all sizes.
 """
 
 from __future__ import annotations
@@ -23,20 +20,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from scipy.optimize import nnls
 
 from bench import archive, tune_gemm
 from bench.compile_ahead import compile_all
 from bench.configs import CONFIG_TYPES, arch_of
-from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
+from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.explore.tuning.search import replay_timer
 from cute_kernels.operations.runtime.gpu import bound_launch
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import ARCHS, Plan, make_plan
 from cute_kernels.plan import patch_embed_sm90 as default
-from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 
 SIZES = (
     (196, 768, 768), (256, 768, 768), (576, 768, 768), (1024, 768, 768), (256, 1024, 768), (576, 1024, 768),
@@ -55,7 +49,7 @@ CASES = (
 LAUNCHES, REPLAYS, SCALE = 24, 7, 0.05
 CHECKED_ROWS = 20_000
 FAST_ENOUGH = 2.2
-"""Slower candidates than this many times the fastest say nothing about the choice and are left out of the fit."""
+"""Slower candidates than this many times the fastest say nothing about the choice and are not recorded."""
 
 Case = tuple[int, int, int, int]
 Timing = tuple[float, PatchEmbedConfig]
@@ -120,39 +114,7 @@ def time_case(case: Case, plans: Sequence[Plan]) -> list[Timing]:
     return sorted(timings, key=lambda timing: timing[0])
 
 
-# --- fitting ---------------------------------------------------------------------------------------------------------
-
-
-def sm90_plan(case: Case, config: Sm90PatchEmbedConfig) -> Sm90PatchEmbedPlan:
-    return Sm90PatchEmbedPlan(problem(case), config, ARCHS["sm_90a"], ARCHS["sm_90a"].sm_count)
-
-
-def fit(measured: dict[Case, list[Timing]]) -> dict[tuple[str, str], tuple[float, ...]]:
-    """Coefficients of `cute_kernels.plan.patch_embed_sm90.facts` per class."""
-    rows: dict[tuple[str, str], list[tuple[np.ndarray, float]]] = {}
-    for case, timings in measured.items():
-        fastest = timings[0][0]
-        for time, config in timings:
-            if time <= FAST_ENOUGH * fastest:
-                importance = (fastest / time) ** 3 / time
-                facts = np.array(default.facts(sm90_plan(case, config)))
-                rows.setdefault((config.weight, config.order), []).append((facts * importance, time * importance))
-    return {
-        key: tuple(round(float(value), 3) for value in nnls(np.array([a for a, _ in equations]),
-                                                            np.array([b for _, b in equations]))[0])
-        for key, equations in rows.items()
-    }  # fmt: skip
-
-
-def regret(case: Case, timings: Sequence[Timing], coefficients: dict[tuple[str, str], tuple[float, ...]]) -> float:
-    """Time of the candidate with the least predicted time over that of the fastest."""
-
-    def predicted(config: Sm90PatchEmbedConfig) -> float:
-        plan = sm90_plan(case, config)
-        pairs = zip(coefficients[config.weight, config.order], default.facts(plan), strict=True)
-        return sum(a * b for a, b in pairs)
-
-    return min(timings, key=lambda timing: predicted(timing[1]))[0] / timings[0][0]
+# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> tuple[str, dict[Case, list[Timing]]]:
@@ -188,16 +150,16 @@ def write(path: Path, arch: str, measured: dict[Case, list[Timing]], environment
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    measuring, fitting = commands.add_parser("measure"), commands.add_parser("fit")
+    measuring, reporting = commands.add_parser("measure"), commands.add_parser("report")
     measuring.add_argument("--output", type=Path, required=True)
     measuring.add_argument(
         "--cases", type=sizes, nargs="+", metavar="A,B,..",
         help="instead of all: positions,N,K,images of the patch embed, or M,N,K of the dense GEMM",
     )  # fmt: skip
     measuring.add_argument("--operation", choices=("patch-embed", "gemm"), default="patch-embed")
-    fitting.add_argument("files", type=Path, nargs="+", help="of measure")
+    reporting.add_argument("files", type=Path, nargs="+", help="of measure")
     arguments = parser.parse_args(argv)
-    if arguments.command == "fit":
+    if arguments.command == "report":
         report(arguments.files)
     elif arguments.operation == "gemm":
         cases = tune_gemm.CASES if arguments.cases is None else tune_gemm.of_sizes(arguments.cases)
@@ -227,7 +189,7 @@ def measure(path: Path, cases: Sequence[Case] = CASES) -> None:
 
 
 def report(paths: Sequence[Path]) -> None:
-    """Prints SM90's fit and how well it chooses, or what each of SM100's configurations takes over the fastest.
+    """Prints what each configuration takes over the fastest.
 
     Raises:
         ValueError: timings of several architectures.
@@ -237,18 +199,8 @@ def report(paths: Sequence[Path]) -> None:
     measured = {case: timings for _, cases in files for case, timings in cases.items()}
     if len(archs) > 1:
         raise ValueError(f"timings of {' and '.join(sorted(archs))}: must be those of one architecture")
-    if archs == {"sm_100a"}:
-        for mean, most, count, config in overall(measured):
-            print(f"mean {mean:.3f}, most {most:.3f} of the fastest in {count} of {len(measured)} cases: {config}")
-        return
-    coefficients = fit(measured)
-    for key, values in coefficients.items():
-        print(f"{key}: {values},")
-    print(f"\n{'case (positions, N, K, images)':34}{'fastest us':>12}{'regret':>9}{'unseen':>9}")
-    for case, timings in measured.items():
-        others = fit({other: rows for other, rows in measured.items() if other != case})
-        seen, unseen = (regret(case, timings, model) for model in (coefficients, others))
-        print(f"{case!s:34}{timings[0][0]:12.2f}{seen:9.3f}{unseen:9.3f}")
+    for mean, most, count, config in overall(measured):
+        print(f"mean {mean:.3f}, most {most:.3f} of the fastest in {count} of {len(measured)} cases: {config}")
 
 
 def overall(measured: dict[Case, list[Timing]]) -> list[tuple[float, float, int, PatchEmbedConfig]]:

@@ -112,7 +112,7 @@ def kernel_of(options: argparse.Namespace, name: str, problem: Any, settings: Se
     unknown field, or a problem that no kernel takes."""
     planner, arch = OPERATIONS[name], ARCHS[arch_of(options, name)]
     planner.check(problem)
-    usual = planner.kernel(problem, arch)
+    usual, _ = planner.usual(problem, arch)
     others = (kernel for kernel in planner.of(arch.name) if kernel is not usual)
     _check_fields(arch.name, (usual, *others), settings)
     named = [kernel for kernel in planner.of(arch.name) if _has_all(kernel, settings)]

@@ -12,38 +12,18 @@ from typing import ClassVar
 
 from cute_kernels.common.facts import fact, text
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Plan
+from cute_kernels.plan import patch_embed_sm90
+from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Plan, Prediction
 from cute_kernels.plan.images import PIXEL_TYPES, STRIP_PATCH, describe_problem
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.images_sm80 import copies_rows
-from cute_kernels.plan.images_strips import REPACKED, may_split, row_bytes, why_no_operand
+from cute_kernels.plan.images_strips import why_no_operand
 from cute_kernels.plan.patch_embed import PatchEmbedPlan, check_problem
+from cute_kernels.plan.patches_sm90 import Work
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 
 MOST_FLOAT_CHANNELS = 3
 """Channels of 16-bit images: 128 of 512 columns of tensor memory for each one's weight, 16 or more for accumulators."""
-
-FEW_PATCHES = 2048
-"""Up to here rows of slow lengths are gathered nevertheless: one launch takes less time than two."""
-
-SLOW_ROWS = (32, 64)
-"""Bytes between which rows of patches that cannot be split are gathered more slowly than a pass lays them out: 1.58 ms
-and 1.16 of 48 bytes, 1.23 and 1.25 of 96 (bench/results)."""
-
-REPACKED_CHANNELS = 3
-"""Channels of images whose rows of 14 bytes are repacked in shared memory."""
-
-REPACKED_PATCHES = 1024
-"""Patches from which on they are: 1 image in 1.34 of the time of a pass and rows, 8 in 0.88 (bench/results)."""
-
-REPACKED_FEATURES = 1536
-"""Features up to which they are, as every 128 do so anew: on an H100 1152 in 0.84 to 0.93 of it, 1536 in 0.71 to 0.90,
-more were not measured; on an H200, whose passes are faster, 1024 in 0.92 and 1152 in 1.04 (bench/results)."""
-
-NARROW_GRID, WIDE_FEATURES = 12, 2560
-"""Patches of a grid row from which on, and features up to which, strips are read by the kernel itself: rows of boxes
-are short, and every 128 or 192 features read them anew. Of six drawn shapes beyond both, a pass and rows took 0.79 to
-0.99 of its time (bench/results: 2026-11-29-h200)."""
 
 COPIED_TOGETHER = 16
 """Images of one patch each that one CTA copies, at most: with a CTA for each, 32,768 of 1,176 bytes took seven times as
@@ -57,17 +37,17 @@ MOST_TRIED = 8
 
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
+_CHOSEN = "by the model of time it takes less, or the configuration is that of a kernel over rows"
+
 
 def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
-    """Why these images are not read by a kernel of SM90a itself; empty where they are, or where nothing else is."""
-    if problem.precision == "int8":
-        return why_no_operand(problem) or _why_faster(problem)
-    return why_not_gathered(problem)
+    """Why these images are not read by a kernel of SM90a itself; empty where one can."""
+    return why_no_operand(problem) if problem.precision == "int8" else why_not_gathered(problem)
 
 
 def why_not_read_on_sm90(problem: PatchEmbedImagesProblem) -> str:
     """Why the kernel over uint8 images does not take a problem; empty where it does."""
-    return why_rows_on_sm90(problem) if problem.precision == "int8" else "weights are floating-point numbers"
+    return why_no_operand(problem) if problem.precision == "int8" else "weights are floating-point numbers"
 
 
 def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
@@ -87,29 +67,6 @@ def why_rows_on_sm80(problem: PatchEmbedImagesProblem) -> str:
         return "channels are last, and copies are made of neighbouring pixels of one channel"
     if not copies_rows(problem):
         return f"a row of {problem.patch} pixels of a patch is not the 16, 32 or 64 bytes that are copied at once"
-    return ""
-
-
-def _why_faster(problem: PatchEmbedImagesProblem) -> str:
-    nbytes = row_bytes(problem)
-    if nbytes == REPACKED:
-        return _why_not_repacked(problem)
-    if nbytes == STRIP_PATCH and problem.grid_width < NARROW_GRID and problem.n > WIDE_FEATURES:
-        return f"{problem.n} features read strips of {problem.grid_width} patches more often than a pass takes"
-    slow = SLOW_ROWS[0] < nbytes < SLOW_ROWS[1] and not may_split(problem)
-    if slow and problem.batch * problem.positions > FEW_PATCHES:
-        return f"rows of {nbytes} bytes, which TMA lengthens to {SLOW_ROWS[1]}, take longer than a pass over the images"
-    return ""
-
-
-def _why_not_repacked(problem: PatchEmbedImagesProblem) -> str:
-    rows, patches = f"rows of {REPACKED} bytes", problem.batch * problem.positions
-    if problem.n > REPACKED_FEATURES:
-        return f"repacking {rows} for more than {REPACKED_FEATURES} features takes longer than a pass"
-    if problem.channels > REPACKED_CHANNELS:
-        return f"{rows} are repacked for {REPACKED_CHANNELS} channels at most"
-    if patches < REPACKED_PATCHES:
-        return f"repacking {rows} of fewer than {REPACKED_PATCHES} patches takes longer than a pass"
     return ""
 
 
@@ -199,19 +156,21 @@ def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProb
     return product
 
 
-def chained(rows: Kernel, why: Reason) -> Kernel:
-    """A kernel over rows behind the pass, with its tunables; ``why`` is empty where a kernel reads the images."""
+def chained(rows: Kernel, why: Reason, predict: Callable[[RowsChainPlan], Prediction] | None = None) -> Kernel:
+    """A kernel over rows behind the pass, with its tunables; ``why`` is empty where a kernel can read the images."""
 
     def plan(problem: PatchEmbedImagesProblem, config: PatchEmbedConfig, arch: Arch, sm_count: int) -> RowsChainPlan:
         product = rows.plan(rows_problem(problem, arch), config, arch, sm_count)
-        reason = why(problem) or "the configuration is that of a kernel over rows"
-        return RowsChainPlan(problem, product.config, arch, sm_count, product, reason)
+        return RowsChainPlan(problem, product.config, arch, sm_count, product, why(problem) or _CHOSEN)
 
     def choose(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> PatchEmbedConfig:
         return rows.choose(rows_problem(problem, arch), arch, sm_count)
 
     def takes(problem: PatchEmbedImagesProblem, arch: Arch) -> str:
-        return rows.takes(rows_problem(problem, arch), arch)
+        try:
+            return rows.takes(rows_problem(problem, arch), arch)
+        except ValueError as error:
+            return str(error)
 
     def search(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[RowsChainPlan]:
         try:
@@ -220,4 +179,12 @@ def chained(rows: Kernel, why: Reason) -> Kernel:
             return []
         return [plan(problem, product.config, arch, sm_count) for product in products[:MOST_TRIED]]
 
-    return Kernel(rows.config, plan, rows.fields, choose, search, takes)
+    return Kernel(rows.config, plan, rows.fields, choose, search, takes, predict)
+
+
+def work_on_sm90(plan: RowsChainPlan) -> Work:
+    """The work of both kernels of SM90a, for the model of their time."""
+    rows, p = patch_embed_sm90.work(plan.rows), plan.problem
+    pixels = math.prod((p.batch, p.channels, p.height, p.width)) * plan.patchify.in_bytes
+    written = plan.rows.problem.m * plan.patchify.vectors * VECTOR_BYTES
+    return rows._replace(once=(*rows.once[:-1], 1), passed=pixels + written)

@@ -17,8 +17,8 @@ from typing import ClassVar
 from cute_kernels.common.facts import fact, number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import base, shared_operands
-from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
+from cute_kernels.plan.patches_sm90 import BLOCK_MACS, MACS_PER_CLOCK, Work, by_time, waves
 
 BLOCK_PIXELS = 64
 """Pixels of a patch in one stage: 128 bytes of K."""
@@ -152,20 +152,6 @@ def _check_tile(plan: Sm90GatherPlan) -> None:
 MOST_STAGES = 8
 """More have made no GEMM of this package faster."""
 
-# Of a model like that of `cute_kernels.plan.gemm_sm90`, fitted to 30 drawn shapes (bench/results: 2026-11-29-h200):
-# the choice takes 1.026 of the fastest candidate's time in the mean. Of 11 drawn afterwards it took 1.113.
-GATHER_CLOCKS = 1.34
-"""Clocks of a row of a box."""
-
-LAUNCH_CLOCKS = 5670
-FETCHED_BYTES_PER_CLOCK = 88
-BLOCK_CLOCKS = 146
-TILE_CLOCKS = 48
-EPILOGUE_CLOCKS_PER_KELEMENT = 116
-CLUSTER_CLOCKS = 89
-IN_TURN = 0.135
-"""Share of the time of products that warpgroups that take turns save."""
-
 TILE_N = (64, 128, 192, 256)
 CLUSTERS = (1, 2, 4)
 
@@ -210,7 +196,8 @@ def why_not_gathered(problem: PatchEmbedImagesProblem) -> str:
 def default_config(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> Sm90GatherConfig:
     """With the tiles of the schedule that the model finds faster."""
     plans = [_resolve(problem, Sm90GatherConfig(pingpong=pingpong), arch, sm_count) for pingpong in (False, True)]
-    return min(plans, key=lambda plan: (not base.is_legal(plan, check_gather), modelled_clocks(plan))).config
+    legal = [plan for plan in plans if base.is_legal(plan, check_gather)]
+    return by_time(legal or plans, work)[0].config
 
 
 @functools.lru_cache(maxsize=4096)
@@ -223,7 +210,7 @@ def _resolve(
         for candidate in _candidates(problem, config)
     ]
     legal = [plan for plan in plans if base.is_legal(plan, check_gather)]
-    return min(legal or plans, key=modelled_clocks)
+    return by_time(legal or plans, work)[0]
 
 
 def _candidates(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig) -> Iterator[Sm90GatherConfig]:
@@ -286,24 +273,36 @@ def search_space(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: in
         for c in _candidates(problem, given)
     ]
     found = []
-    for plan in sorted((p for p in plans if base.is_legal(p, check_gather)), key=modelled_clocks):
+    for plan in by_time((p for p in plans if base.is_legal(p, check_gather)), work):
         configs = [dataclasses.replace(plan.config, order=order) for order in ("image", "row")]
         found += [dataclasses.replace(plan, config=config) for config in configs]
     return found
 
 
-def modelled_clocks(plan: Sm90GatherPlan) -> float:
-    """Modelled time of a launch: `cute_kernels.plan.gemm_sm90.modelled_clocks`, and the rows that TMA gathers."""
-    c = plan.config
-    products = plan.k_blocks * dense.BLOCK_MACS * plan.tile_m * c.tile_n
-    wgmma = products / dense.MACS_PER_CLOCK * (1 - IN_TURN * c.pingpong)
-    gather = plan.k_blocks * plan.pixel_rows * plan.box_rows * GATHER_CLOCKS / c.cluster
-    fetched = plan.k_blocks * plan.k_block_bytes * (plan.tile_m / c.cluster + c.tile_n) / FETCHED_BYTES_PER_CLOCK
-    # Almost the largest of them: they overlap, but for where several take as long.
-    mainloop = (wgmma**4 + gather**4 + fetched**4) ** 0.25 + TILE_CLOCKS + plan.k_blocks * BLOCK_CLOCKS
-    epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
-    once = LAUNCH_CLOCKS + CLUSTER_CLOCKS * c.cluster
-    waves = -(-plan.tiles // plan.clusters)
-    if not c.pingpong:
-        return once + waves * (mainloop + epilogue)
-    return once + waves * max(mainloop, (mainloop + epilogue) / 2) + epilogue
+def work(plan: Sm90GatherPlan) -> Work:
+    """The work of a launch, for the model of its time."""
+    c, p = plan.config, plan.problem
+    loaded = plan.pixel_rows * plan.box_rows / c.cluster
+    beyond = plan.image_tiles * c.tile_images - p.batch
+    if plan.image_tiles > 1 and plan.tiles > plan.most_clusters:
+        beyond /= plan.image_tiles
+    pixels = math.prod((p.batch, p.channels, p.height, p.width))
+    return Work(
+        once=(0, 0, 1, c.cluster > 1, 0, 0),
+        epilogue=(0, plan.warpgroup_rows * c.tile_n / 1024, 0, 0, 0),
+        boxes=(0, 0, 0, 0, loaded, loaded * c.cluster, loaded * plan.row_bytes),
+        block=(0, 1, 0),
+        wgmma=plan.tile_m * c.tile_n * BLOCK_MACS / MACS_PER_CLOCK,
+        fetched=(plan.tile_m / c.cluster + c.tile_n) * plan.k_block_bytes,
+        shared=0,
+        beyond=beyond / c.tile_images * loaded + min(c.tile_n, plan.padded_n - p.n),
+        ragged=0,
+        of_stage=1,
+        stages=c.stages,
+        groups=1,
+        in_turn=(0, c.pingpong),
+        k_blocks=plan.k_blocks,
+        waves=waves(plan.tiles, plan.most_clusters),
+        share=plan.clusters * c.cluster / plan.sm_count,
+        memory=(pixels + p.n * p.k) * plan.in_bytes + p.batch * p.positions * p.n * plan.out_bytes,
+    )

@@ -3,23 +3,26 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import flag, number, text
+from cute_kernels.common.facts import flag, number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.plan import base
 from cute_kernels.plan import images_strips as strips
-from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.images import MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
+from cute_kernels.plan.patches_sm90 import Work, by_time
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
     TransposedPlan,
     check_barriers,
     check_registers,
+    of_tiles,
     ring_stages,
+    work_of,
 )
 
 REPACK_WARPS = 7
@@ -37,6 +40,9 @@ RAW_STAGES = 2
 
 MOST_COLUMNS = 256
 """The largest N of a WGMMA."""
+
+STEPS = strips.BLOCK_BYTES // 32
+"""WGMMAs of a K block, of 32 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -101,56 +107,18 @@ class Sm90ImagesPlan(strips.StripsPlan, TransposedPlan):
     holds_table = flag(lambda self: 0 < self.table_registers <= self.consumer_registers - self.needed_registers)
     """The values stay in registers until the position changes; otherwise they are read where they are added."""
     prefetches_table = flag(lambda self: self.holds_table)
-    tile_positions = number(lambda self: self.tile_patches)
-
-    rows_of_tiles = text(lambda self: "position")
 
 
 # --- limits of the SM90a kernel over uint8 images, and which configuration a problem gets ----------------------------
-# Few images get the configuration of least predicted time, by the model of the kernel over rows
-# (`cute_kernels.plan.patch_embed_sm90`), which has the same consumers, epilogue and stages. Many reach the power
-# limit, where the weight stays in registers if these hold it, and the shape of least padding is taken.
-
-
-USUAL_COLUMNS = 128
-"""Columns of a tile beside a weight in registers: two warpgroups' accumulators fit beside that of 768 inputs."""
-
-FEW_OPERATIONS = 4e10
-"""Multiplications and additions up to which the model of a launch chooses: 172 images of 196 patches, 768 inputs and
-768 features. Of 68 drawn shapes, none kept out, the choice then took 1.03 of the fastest candidate's time in the mean,
-1.05 with a quarter of that; of 12 drawn afterwards it took 1.13 (bench/results: 2026-11-29-h200)."""
-
-MACS_PER_CLOCK = 4096
-"""Integer products of a multiprocessor, dense (H200 data sheet: 1,979 TOP/s)."""
-
-SHARED_BYTES_PER_CLOCK = 128
-
-CLOCKS_PER_MICROSECOND = 1755
-"""Clock of an H200 at few images, where power does not limit."""
-
-LAUNCH_MICROSECONDS = 2.5
-"""Time of a launch that has next to nothing to do, by the model of the kernel over rows."""
-
-BOX_ROW_CLOCKS, BOX_BYTES_PER_CLOCK = 2.2, 50
-"""Clocks of a row of a TMA box, and bytes of a strip's row that come in another one: fitted to all the same shapes."""
-
-_UNSHARED = {1: 1.05, 2: 1.0}
-"""Estimated cost of a CTA without a neighbour that shares its patches, by CTAs of a cluster."""
-
-_ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
-"""Estimated cost of tensor cores that wait for a CTA's epilogue, by its warpgroups."""
-
-FAST_SPLITS = (48,)
-"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (bench/results)."""
 
 RAW_STAGES_BY_CHOICE = (3, RAW_STAGES)
 """Strips that wait to be repacked, the first number that fits."""
 
-TRIED_SHAPES = 3
-"""Shapes of tiles for each source, memory and number of warpgroups that a tuner times."""
+USUAL_COLUMNS = 128
+"""Columns of a tile beside a weight in registers: two warpgroups' accumulators fit beside that of 768 inputs."""
 
-FEW_SPLITS = 4096
-"""Patches up to which these rows are gathered: 3,136 in 0.81 of the time, 6,272 in 1.33 (bench/results)."""
+TRIED_SHAPES = 6
+"""Shapes of tiles for each source, memory and number of warpgroups that a tuner times."""
 
 
 FIELDS = {
@@ -178,15 +146,15 @@ def checked_plan(
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     check_operand(problem)
     base.check_fields(config, FIELDS)
-    source = config.source or source_of(problem)
     base.require("source", config.source, _sources(problem), "how patches come out of these images")
-    legal = (strips.SPLIT_BLOCKS,) if source == "split" else (1, 2)
+    sources = (config.source,) if config.source else _sources(problem)
+    legal = tuple(blocks for source in sources for blocks in _blocks(source))
     base.require("stage_blocks", config.stage_blocks, legal, "K blocks of 128 bytes in a stage")
     rule = "where the weight operand comes from; beside rows that are repacked it stays in registers"
     base.require("weight", config.weight, _weights(problem), rule)
-    if source == "repack":
+    repacks = sources == ("repack",)
+    if repacks:
         base.require("stage_blocks", config.stage_blocks, (2,), "a stage is a whole patch of one channel")
-    repacks = source == "repack"
     if config.raw_stages is not None and (config.raw_stages < RAW_STAGES if repacks else config.raw_stages != 0):
         rule = "strips that wait to be repacked, at least two, and none of other sources"
         base.reject("raw_stages", config.raw_stages, rule, RAW_STAGES if repacks else 0)
@@ -231,21 +199,19 @@ def check_operand(p: PatchEmbedImagesProblem) -> None:
         base.reject("patch", p.patch, reason, STRIP_PATCH)
 
 
-def source_of(p: PatchEmbedImagesProblem) -> str:
-    """Strips where a patch's row is 16 bytes, or becomes as long; of others what took least time."""
-    return _sources(p)[0]
-
-
 def _sources(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
-    """All ways, the usual one first: rows that two swizzles make up may be split instead of lengthened."""
+    """All ways: strips where a patch's row is 16 bytes, or becomes as long; rows that two swizzles make up may be split
+    instead of lengthened."""
     if strips.row_bytes(p) == strips.REPACKED:
         return ("repack",)
     if strips.span_of(strips.row_bytes(p)) == strips.SPANS[0]:
         return ("strips",)
-    if not strips.may_split(p):
-        return ("gather",)
-    fast = strips.row_bytes(p) in FAST_SPLITS and p.batch * p.positions > FEW_SPLITS
-    return ("split", "gather") if fast else ("gather", "split")
+    return ("split", "gather") if strips.may_split(p) else ("gather",)
+
+
+def _blocks(source: str) -> tuple[int, ...]:
+    """K blocks that a stage may have."""
+    return (strips.SPLIT_BLOCKS,) if source == "split" else (1, 2)
 
 
 def _weights(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
@@ -263,125 +229,107 @@ def check_tile(config: Sm90ImagesConfig) -> None:
         base.reject("tile_images", config.tile_images, rule, nearest)
 
 
-# ---- choice --------------------------------------------------------------------------------------------------------
+# ---- choice: the configuration of least modelled time ---------------------------------------------------------------
 
 @functools.lru_cache(maxsize=4096)
 def resolve(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: base.Arch, sm_count: int
 ) -> Sm90ImagesConfig:
-    """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
-    if config.source is None:
-        config = dataclasses.replace(config, source=source_of(problem))
-    if config.source != "repack":
-        config = dataclasses.replace(config, raw_stages=0)
-    elif not config.raw_stages:
-        options = (dataclasses.replace(config, raw_stages=count) for count in RAW_STAGES_BY_CHOICE)
-        chosen = [resolve(problem, option, arch, sm_count) for option in options]
-        return next((c for c in chosen if _fits(Sm90ImagesPlan(problem, c, arch, sm_count))), chosen[-1])
-    operations = 2 * problem.batch * problem.positions * problem.n * problem.k
-    few = operations <= FEW_OPERATIONS and len(_weights(problem)) > 1
-    plans = list(_shapes(problem, config, arch, sm_count, few))
+    """The configuration with what it leaves open filled in: source, shape of the tiles, weight, warpgroups, cluster,
+    stages."""
+    plans = list(_shapes(problem, config, arch, sm_count))
     fit = [plan for plan in plans if _fits(plan)]
-    if fit and config.source == "split" and not few:
-        # More warpgroups have more features, for which TMA brings the rows in two parts less often: on an H200 three
-        # took 0.98 of two's time sustained and 0.92 in bursts, by the model 0.93.
-        by_warpgroups = itertools.groupby(sorted(fit, key=_warpgroups), _warpgroups)
-        plan = min((min(same, key=_cost) for _, same in by_warpgroups), key=lambda plan: predict(plan).microseconds)
-    elif fit:
-        plan = min(fit, key=_microseconds if few else _cost)
-    else:  # the plan that lacks the fewest registers or the least memory says so
-        plan = min(plans, key=lambda plan: (plan.needed_registers - plan.consumer_registers, plan.smem_bytes))
-    return plan.config
+    if fit:
+        return by_time(fit, work)[0].config
+    # The plan that lacks the fewest registers or the least memory says so.
+    return min(plans, key=lambda plan: (plan.needed_registers - plan.consumer_registers, plan.smem_bytes)).config
 
 
 def search_space(problem: PatchEmbedImagesProblem, arch: base.Arch, sm_count: int) -> list[Sm90ImagesPlan]:
     """Legal plans that are worth timing on a device: of each source, memory of the weight and number of warpgroups the
-    shapes of least cost and of least modelled time, the chooser's choice first."""
+    shapes of least modelled time, the chooser's choice first."""
     if problem.precision != "int8" or strips.why_no_operand(problem):
         return []
-    chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
     found: dict[tuple, list[Sm90ImagesPlan]] = {}
-    for source, few in itertools.product(_sources(problem), (True, False)):
-        given = Sm90ImagesConfig(source=source, order=chosen.config.order, raw_stages=chosen.config.raw_stages)
-        for plan in _shapes(problem, given, arch, sm_count, few):
-            found.setdefault((source, plan.config.weight, plan.config.warpgroups), []).append(plan)
-    plans = [chosen]
-    for shapes in found.values():
-        fit = {plan.config: plan for plan in shapes if _fits(plan)}.values()
-        ranked = (sorted(fit, key=key)[:TRIED_SHAPES] for key in (_cost, _microseconds))
-        configs = [plan.config for plans_of in ranked for plan in plans_of]
-        plans += base.legal_plans(checked_plan, problem, configs, arch, sm_count)
-    return list(dict.fromkeys(plans))
+    for plan in by_time(filter(_fits, _shapes(problem, Sm90ImagesConfig(), arch, sm_count)), work):
+        shapes = found.setdefault((plan.config.source, plan.config.weight, plan.config.warpgroups), [])
+        shapes += [plan] if len(shapes) < TRIED_SHAPES else []
+    configs = dict.fromkeys(plan.config for shapes in found.values() for plan in shapes)
+    return by_time(base.legal_plans(checked_plan, problem, configs, arch, sm_count), work)
 
 
 def _shapes(
-    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: base.Arch, sm_count: int, few: bool
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: base.Arch, sm_count: int
 ) -> Iterator[Sm90ImagesPlan]:
     """Plans that a configuration leaves open, with the stages that they would get."""
-    weights = _weights(problem) if config.weight is None else (config.weight,)
+    sources = (config.source,) if config.source else _sources(problem)
+    weights = (config.weight,) if config.weight else _weights(problem)
     warpgroups = (config.warpgroups,) if config.warpgroups else (2, 3, 1)
     clusters = (config.cluster,) if config.cluster else (2, 1) if sm_count > 1 else (1,)
-    for weight, groups in itertools.product(weights, warpgroups):
+    for source, weight, groups in itertools.product(sources, weights, warpgroups):
         narrow = Sm90ImagesPlan(
             problem,
-            dataclasses.replace(config, weight=weight, warpgroups=groups, tile_patches=1, tile_images=1),
+            dataclasses.replace(
+                config, source=source, weight=weight, warpgroups=groups, tile_patches=1, tile_images=1, raw_stages=0
+            ),
             arch,
             sm_count,
         )
         room = min(narrow.consumer_registers - narrow.weight_registers, narrow.entry_registers) - ADDRESSING_REGISTERS
-        columns = min(2 * room, USUAL_COLUMNS if few or narrow.resident else MOST_COLUMNS)
+        columns = min(2 * room, USUAL_COLUMNS if narrow.resident else MOST_COLUMNS)
         for cluster, patches, blocks in itertools.product(
-            clusters, _tile_patches(problem, config, few), _stage_blocks(narrow, config.stage_blocks)
+            clusters, _tile_patches(problem, config), _stage_blocks(narrow, config.stage_blocks)
         ):
             shape = dataclasses.replace(narrow.config, cluster=cluster, tile_patches=patches, stage_blocks=blocks)
-            for images in _tile_images(problem, config, patches, columns, few):
-                yield _with_stages(problem, shape, images, config.stages, arch, sm_count)
+            for images in _tile_images(problem, config, patches, columns):
+                yield _with_stages(dataclasses.replace(narrow, config=dataclasses.replace(shape, tile_images=images)),
+                                   config)
 
 
-def _with_stages(
-    problem: PatchEmbedImagesProblem, shape: Sm90ImagesConfig, images: int, stages: int | None, arch: base.Arch,
-    sm_count: int
-) -> Sm90ImagesPlan:
-    """The plan of a tile of so many images, with the stages that it would get."""
-    plan = Sm90ImagesPlan(problem, dataclasses.replace(shape, tile_images=images, stages=stages or 2), arch, sm_count)
-    if stages or ring_stages(plan) == 2:
-        return plan
-    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=ring_stages(plan)))
+def _with_stages(plan: Sm90ImagesPlan, given: Sm90ImagesConfig) -> Sm90ImagesPlan:
+    """With the stages that it would get, and strips that wait to be repacked, where these are open."""
+
+    def filled(raw: int) -> Sm90ImagesPlan:
+        least = dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=2, raw_stages=raw))
+        stages = given.stages or ring_stages(least)
+        return dataclasses.replace(least, config=dataclasses.replace(least.config, stages=stages))
+
+    if not plan.repacks:
+        return filled(0)
+    plans = [filled(raw) for raw in ((given.raw_stages,) if given.raw_stages else RAW_STAGES_BY_CHOICE)]
+    return next(filter(_fits, plans), plans[-1])
 
 
 def _stage_blocks(plan: Sm90ImagesPlan, given: int | None) -> tuple[int, ...]:
     """Two where a weight in registers leaves room for such stages, otherwise either."""
+    legal = _blocks(plan.config.source)
     if given:
-        return (given,)
-    if plan.splits:
-        return (strips.SPLIT_BLOCKS,)
-    return (2,) if plan.resident else (2, 1)
+        return (given,) if given in legal else ()
+    return (max(legal),) if plan.resident else legal[::-1]
 
 
-def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, few: bool) -> tuple[int, ...]:
-    """Any; of repacked rows whole 16 bytes; with few images pieces of a grid row, and 16, of which one fills a tile."""
+def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig) -> tuple[int, ...]:
+    """Pieces of a grid row, and 16, of which one fills a tile; of repacked rows whole 16 bytes."""
     if config.tile_patches:
         return (config.tile_patches,)
     width = problem.grid_width
-    if source_of(problem) == "repack":
+    if strips.row_bytes(problem) == strips.REPACKED:
         return (16, 8) if width > 8 else (8,)
-    if not few:
-        return tuple(range(min(MOST_PATCHES, width), 0, -1))
     least = -(-width // MOST_PATCHES)
     pieces = (least, least + 1, least + 2, 2 * least, 4 * least)
     return tuple(dict.fromkeys((*(-(-width // i) for i in pieces), MOST_PATCHES)))
 
 
 def _tile_images(
-    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, patches: int, columns: int, few: bool
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, patches: int, columns: int
 ) -> tuple[int, ...]:
-    """Images of a tile: as many as fit the columns, and no more than there are, at least one step; with few, and with
-    the longer stages of split rows, also a half and a quarter of that."""
+    """Images of a tile: as many as fit the columns, and no more than there are, at least one step; a half and a quarter
+    of that."""
     if config.tile_images:
         return (config.tile_images,)
-    step, fewer = strips.images_step(patches), few or config.source == "split"
+    step = strips.images_step(patches)
     images = max(step, min(columns // patches, base.round_up(problem.batch, step)) // step * step)
-    return tuple(sorted({max(step, images // i // step * step) for i in ((1, 2, 4) if fewer else (1,))}))
+    return tuple(sorted({max(step, images // i // step * step) for i in (1, 2, 4)}))
 
 
 def _fits(plan: Sm90ImagesPlan) -> bool:
@@ -395,41 +343,27 @@ def _fits(plan: Sm90ImagesPlan) -> bool:
     )
 
 
-ERROR = 0.47
-"""The largest of 24 configurations that were timed, which no fit has seen (docs/model.md)."""
-
-
-def predict(plan: Sm90ImagesPlan) -> base.Prediction | None:
-    """The modelled time of a launch: that of the kernel over rows, or of TMA for the rows of the boxes.
-
-    None for rows that are repacked: no fact describes the time that the repacking warps take.
-    """
+def work(plan: Sm90ImagesPlan) -> Work:
+    """The work of a launch, for the model of its time."""
+    p, c = plan.problem, plan.config
     if plan.repacks:
-        return None
-    boxes = _box_microseconds(plan)
-    prediction = rows.predict(plan)
-    if LAUNCH_MICROSECONDS + boxes <= prediction.microseconds:
-        return dataclasses.replace(prediction, error=ERROR)
-    parts = {"rows of TMA boxes": boxes, "launch": LAUNCH_MICROSECONDS}
-    return base.Prediction(sum(parts.values()), parts, rows.CAVEAT, ERROR)
-
-
-def _warpgroups(plan: Sm90ImagesPlan) -> int:
-    return plan.config.warpgroups
-
-
-def _microseconds(plan: Sm90ImagesPlan) -> float:
-    """Microseconds of a launch, for comparisons: almost the larger of what `predict` has, which overlap."""
-    return (rows.predicted_microseconds(plan) ** 3 + (LAUNCH_MICROSECONDS + _box_microseconds(plan)) ** 3) ** (1 / 3)
-
-
-def _box_microseconds(plan: Sm90ImagesPlan) -> float:
-    """Time that TMA takes for the rows of the boxes, one after the other."""
-    tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
-    per_row = 1 if plan.gathers else plan.tile_patches
-    box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
-    of_row = BOX_ROW_CLOCKS + (0 if plan.gathers else plan.row_span * per_row / BOX_BYTES_PER_CLOCK)
-    return tiles * plan.tile_stages * box_rows * of_row / plan.config.cluster / CLOCKS_PER_MICROSECOND
+        rows = plan.load_bytes // (plan.load_box[0] * plan.in_bytes)
+    else:
+        rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span
+        rows //= 1 if plan.gathers else plan.tile_patches
+    received = rows / c.stage_blocks
+    loaded = received / c.cluster
+    block_bytes = plan.pixel_stage_bytes / c.stage_blocks
+    at_once = plan.tiles <= plan.clusters // plan.feature_groups
+    images = of_tiles(plan.image_tiles * plan.tile_images - p.batch, plan.image_tiles, at_once)
+    beyond = images * plan.stage_rows / c.stage_blocks * (plan.tile_patches if plan.gathers else 1)
+    steps = [plan.multiplies(block, step) for block in range(c.stage_blocks) for step in range(STEPS)]
+    return work_of(
+        plan, is_rows=False, block_bytes=block_bytes, beyond=min(loaded, beyond),
+        memory=p.batch * (math.prod((p.channels, p.height, p.width)) + p.positions * p.n * plan.out_bytes) + p.n * p.k,
+        multiplied=sum(steps) / len(steps),
+        boxes=(loaded * (not plan.gathers), loaded * plan.gathers, received, block_bytes * plan.repacks)
+    )
 
 
 def _divides(plan: Sm90ImagesPlan) -> bool:
@@ -443,26 +377,3 @@ def _shares(plan: Sm90ImagesPlan) -> bool:
     """Whether the parts of a strip that the CTAs of a cluster load lie as TMA writes them."""
     cluster = plan.config.cluster
     return not plan.repacks or plan.load_bytes % (strips.BLOCK_BYTES * cluster) == 0 or cluster == 1
-
-
-def _cost(plan: Sm90ImagesPlan) -> float:
-    """Cost by which shapes that a problem allows are compared: the least is taken.
-
-    Products of features, patches and images that do not exist, and clusters without a tile in the last wave; rows of
-    TMA boxes, of which those of 16 bytes took 2 to 3 times as long as those of 224 on an H200; WGMMAs of few columns,
-    for which a weight fragment is read as often as for many. A streamed weight is written to shared memory and read
-    from it for every tile, and needs a ring of some length.
-    """
-    config, problem = plan.config, plan.problem
-    patches = plan.row_tiles * plan.tile_patches / problem.grid_width
-    images = plan.image_tiles * plan.tile_images / problem.batch
-    together = plan.clusters // plan.feature_groups
-    waves = -(-plan.tiles // together) * together / plan.tiles
-    cost = (1 + strips.SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
-    if plan.resident:
-        cost *= 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
-    else:
-        shared = plan.tile_rows + plan.features + config.warpgroups * (64 + plan.tile_rows)
-        products = plan.features * plan.tile_rows / MACS_PER_CLOCK
-        cost *= max(1.0, shared / SHARED_BYTES_PER_CLOCK / products) * (1 + 1 / (config.stages * config.stage_blocks))
-    return plan.padded_n * patches * images * waves * cost * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from cute_kernels.common.facts import number, text
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import base, patch_embed
 from cute_kernels.plan.patch_embed import PatchEmbedPlan
-from cute_kernels.plan.sm90_transposed import WARPGROUP_FEATURES, TransposedPlan, check_barriers, ring_stages
+from cute_kernels.plan.patches_sm90 import Work, by_time
+from cute_kernels.plan.sm90_transposed import TransposedPlan, check_barriers, of_tiles, ring_stages, work_of
 from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_registers
 from cute_kernels.plan.tiles import TransposedRows
 
@@ -30,9 +31,6 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
     tile_positions = number(lambda self: self.config.tile_positions)
-
-    rows_of_tiles = text(lambda self: "flat" if self.positions == 1 else self.config.order)
-    """Without positions a tile is consecutive rows, whatever the order is called."""
 
     # ---- memory ----------------------------------------------------------------------------------------------------
     x_stage_bytes = number(lambda self: self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks)
@@ -124,123 +122,19 @@ def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: base
     return config
 
 
-# --- which SM90 configuration a problem gets: the one with the least predicted time ----------------------------------
-# The prediction is linear in a few facts of a plan, with coefficients fitted to some thousands of timings on an H200
-# (``bench/tune.py`` measures and fits; docs/performance.md says how well it chooses). It knows bursts only: from
-# `POWER_LIMITED_TERA_OPERATIONS` on, energy decides, and the configuration that was best when sustained is taken.
+# --- which SM90 configuration a problem gets: the one with the least modelled time ------------------------------------
 
-
-POWER_LIMITED_TERA_OPERATIONS = 0.25
-"""Multiplications and additions from which launches in a row reach the power limit, about 250 images of 1024 rows."""
-
-POWER_LIMITED = Sm90PatchEmbedConfig()
-
-POWER_LIMITED_SLACK = 1.2
-"""The configuration is not taken where its prediction for full clocks is so much longer than the least, as where its
-tiles of 128 images are not full: 387 images took 1.35 of the fastest candidate's time (bench/results: 2026-11-29-h200).
-"""
-
-FACTS = (
-    "launch",
-    "tiles of a CTA",
-    "elements of a CTA",
-    "products of a CTA",
-    "shared memory filled by a CTA",
-    "L2 traffic",
-    "resident weight",
-    "resident weight of all CTAs",
-    "first tile",
-    "cluster",
-    "stages of a CTA",
-    "refills of the ring",
-    "L2 traffic of rows that begin inside a line",
-    "positions of a CTA",
-    "table values of a CTA fetched late",
-    "tiles of a CTA of a cluster",
-    "loads of a CTA of rows that begin inside a line",
-)
-"""Names of the coefficients, in the order of `facts`."""
-
-MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
-    ("streamed", "flat"): (
-        1.758, 0.0, 0.748, 0.211, 0.028, 0.05, 0.0, 0.0, 0.543,
-        0.021, 0.877, 0.198, 0.026, 0.0, 0.0, 0.153, 0.398,
-    ),
-    ("registers", "flat"): (
-        0.146, 0.368, 0.0, 1.414, 0.097, 0.009, 1.949, 1.099, 2.235,
-        0.0, 0.0, 0.168, 0.025, 0.0, 0.205, 0.006, 0.0,
-    ),
-    ("streamed", "position"): (
-        2.5, 0.0, 0.27, 0.332, 0.347, 0.0, 0.0, 0.0, 0.207,
-        0.099, 0.0, 0.67, 0.021, 0.0, 0.0, 0.031, 0.292,
-    ),
-    ("registers", "position"): (
-        0.0, 0.505, 0.0, 1.066, 0.0, 0.0, 1.399, 1.433, 2.107,
-        0.0, 0.0, 0.0, 0.0, 0.738, 0.315, 0.0, 0.268,
-    ),
-}  # fmt: skip
-"""Coefficients of `facts` by where the weight is and the order of the rows."""
-
-
-def facts(plan: TransposedPlan) -> tuple[float, ...]:
-    """Facts that the time of a launch is linear in, in the order of `FACTS`."""
-    config = plan.config
-    tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
-    ctas = plan.clusters * config.cluster
-    weight_rows = 0 if plan.resident else plan.features
-    blocks_kib = plan.tile_stages * config.stage_blocks * plan.k_block_bytes / 1024
-    tile_kib = blocks_kib * (plan.tile_rows + weight_rows)
-    l2_kib = blocks_kib * (plan.tile_rows / config.cluster + weight_rows)
-    elements = plan.tile_rows * config.warpgroups
-    # A load is one refill behind the stage that it follows: with s stages, s - 1 of them hide each other's latency.
-    loads = tiles * plan.tile_stages
-    refills = loads / (config.stages - 1) if loads > config.stages else 0.0
-    resident = config.warpgroups * plan.k_blocks if plan.resident else 0
-    return (
-        1.0,
-        tiles,
-        tiles * elements / 1e2,
-        tiles * elements * plan.k_blocks / 1e3,
-        tiles * tile_kib / 1e2,
-        ctas * tiles * l2_kib / 1e3,
-        resident / 10,
-        resident * ctas / 1e3,
-        tile_kib / 1e2,
-        float(config.cluster > 1),
-        tiles * plan.tile_stages / 1e2,
-        refills,
-        ctas * tiles * l2_kib / 1e3 if plan.problem.k % 128 else 0.0,
-        tiles * plan.tile_positions / 1e2,
-        0.0 if plan.prefetches_table else tiles * plan.table_registers * config.warpgroups / 1e2,
-        tiles if config.cluster > 1 else 0.0,
-        tiles * l2_kib / 1e2 if plan.problem.k % 128 else 0.0,
+def work(plan: Sm90PatchEmbedPlan) -> Work:
+    """The work of a launch, for the model of its time."""
+    p, c = plan.problem, plan.config
+    beyond = (plan.row_tiles * plan.tile_images - plan.rows_per_position) * c.tile_positions
+    at_once = plan.tiles <= plan.clusters // plan.feature_groups
+    return work_of(
+        plan, is_rows=True, block_bytes=plan.tile_rows * plan.k_block_bytes,
+        beyond=min(plan.tile_rows / c.cluster, of_tiles(beyond, plan.row_tiles, at_once)),
+        memory=(p.m + p.n) * p.k * plan.in_bytes + p.m * p.n * plan.out_bytes,
+        flat=c.order == "flat" and p.table_rows > 1, positions=c.tile_positions, ragged=p.k * plan.in_bytes % 128 > 0
     )
-
-
-CAVEAT = (
-    "Modelled, from launches on an H200 that were measured: of problems that the fit had not seen, error 6% in the "
-    "median and 54% at the most, rank correlation within a problem 0.90 in the median and 0.68 at the least."
-)
-"""`python -m bench.model` prints these figures."""
-
-
-ERROR = 0.17
-"""Largest error of nine launches in ten, of problems that the fit had not seen."""
-
-
-def predicted_microseconds(plan: TransposedPlan) -> float:
-    """Time of a launch between others of its kind, by the fit."""
-    return sum(a * b for a, b in zip(_coefficients(plan), facts(plan), strict=True))
-
-
-def predict(plan: TransposedPlan) -> base.Prediction:
-    """Predicted time of a launch, with what it consists of."""
-    parts = {name: a * b for name, a, b in zip(FACTS, _coefficients(plan), facts(plan), strict=True) if a * b}
-    return base.Prediction(sum(parts.values()), parts, CAVEAT, ERROR)
-
-
-def _coefficients(plan: TransposedPlan) -> tuple[float, ...]:
-    return MICROSECONDS[plan.config.weight, plan.rows_of_tiles]
 
 
 def candidates(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> Iterator[Sm90PatchEmbedPlan]:
@@ -256,8 +150,6 @@ def candidates(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> It
             continue  # not measured: large tiles have work for more
         if cluster > sm_count:
             continue
-        if weight == "streamed" and -(-problem.n // (warpgroups * WARPGROUP_FEATURES)) % cluster:
-            continue  # TMA is slow to fill a CTA's rows behind the weight's last: up to 1.7 of cluster 1's time
         for positions in _tile_positions(problem, order, tile_rows, cluster):
             config = Sm90PatchEmbedConfig(
                 tile_rows=tile_rows, warpgroups=warpgroups, stage_blocks=blocks, cluster=cluster, weight=weight,
@@ -290,19 +182,9 @@ def default_config(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -
         return resolve(
             problem, Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, cluster=1, weight="streamed"), arch
         )
-    best = min(plans, key=predicted_microseconds)
-    images = problem.m // max(problem.table_rows, 1)
-    operations = 2 * problem.m * problem.n * problem.k / 1e12
-    if operations >= POWER_LIMITED_TERA_OPERATIONS and images >= POWER_LIMITED.tile_rows and not problem.table_index:
-        plan = Sm90PatchEmbedPlan(problem, resolve(problem, POWER_LIMITED, arch), arch, sm_count)
-        legal = problem.m % plan.positions == 0 and plan.needed_registers <= plan.consumer_registers and sm_count > 1
-        if legal and predicted_microseconds(plan) <= POWER_LIMITED_SLACK * predicted_microseconds(best):
-            return plan.config
-    return best.config
+    return by_time(plans, work)[0].config
 
 
 def search_space(problem: PatchEmbedProblem, arch: base.Arch, sm_count: int) -> list[Sm90PatchEmbedPlan]:
-    """Legal plans that are worth timing on a device: the chooser's choice, then its candidates by predicted time."""
-    chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
-    others = sorted(candidates(problem, arch, sm_count), key=predicted_microseconds)
-    return list(dict.fromkeys((chosen, *others)))
+    """Legal plans that are worth timing on a device, the one with the least modelled time first."""
+    return by_time(candidates(problem, arch, sm_count), work)

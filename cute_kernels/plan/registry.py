@@ -34,22 +34,26 @@ from cute_kernels.plan.images_chain import (
     why_rows_on_sm80,
     why_rows_on_sm90,
     why_rows_on_sm100,
+    work_on_sm90,
 )
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.options import ProblemOptions
+from cute_kernels.plan.patches_sm90 import predicting
 
 
 @dataclass(frozen=True)
 class Planner:
     """An operation, as plans know it: class of its problems, ``options`` by which a command line names one of them, and
     ``check``, which raises ValueError for a problem that no architecture could run. ``kernels``: by the name of the
-    architecture; a problem gets the first that takes it, and the last takes all."""
+    architecture; a problem gets the first that takes it, and the last takes all. ``timed``: architectures where it gets
+    the one of least modelled time among those that take it."""
 
     operation: str
     problem: type
     options: ProblemOptions
     check: Callable[[Any], None]
     kernels: Mapping[str, tuple[Kernel, ...]]
+    timed: tuple[str, ...] = ()
 
     def of(self, arch: str) -> tuple[Kernel, ...]:
         """The kernels of an architecture. Raises NotImplementedError: there is none."""
@@ -57,9 +61,18 @@ class Planner:
             raise NotImplementedError(f"{self.operation} has kernels for {', '.join(self.kernels)}, not for {arch}")
         return self.kernels[arch]
 
-    def kernel(self, problem: Any, arch: Arch) -> Kernel:
-        """The kernel that a problem gets without a configuration."""
-        return next(kernel for kernel in self.of(arch.name) if not kernel.takes(problem, arch))
+    def usual(self, problem: Any, arch: Arch, sm_count: int | None = None) -> tuple[Kernel, Config]:
+        """The kernel and the configuration that a problem gets; on the usual part of an architecture without a number
+        of multiprocessors. Raises ValueError: no kernel takes it."""
+        count = arch.sm_count if sm_count is None else sm_count
+        kernels = self.of(arch.name)
+        taking = [kernel for kernel in kernels if not kernel.takes(problem, arch)] or [kernels[-1]]
+        if arch.name not in self.timed or len(taking) == 1:
+            return taking[0], taking[0].choose(problem, arch, count)
+        found = {kernel: kernel.choose(problem, arch, count) for kernel in taking}
+        plans = {kernel: kernel.plan(problem, config, arch, count) for kernel, config in found.items()}
+        least = min(taking, key=lambda kernel: kernel.predict(plans[kernel]).microseconds)
+        return least, plans[least].config
 
     def plan(self, problem: Any, config: Any, arch: Arch, sm_count: int) -> Plan:
         """The plan of a configuration's kernel; without one, that of the kernel and configuration that are chosen.
@@ -71,8 +84,10 @@ class Planner:
             raise TypeError(f"config is {type(config).__name__}, {arch.name} takes {allowed}")
         check_sm_count(sm_count, 1)
         self.check(problem)
-        kernel = self.kernel(problem, arch) if config is None else kernels[type(config)]
-        return kernel.plan(problem, config or kernel.choose(problem, arch, sm_count), arch, sm_count)
+        if config is not None:
+            return kernels[type(config)].plan(problem, config, arch, sm_count)
+        kernel, config = self.usual(problem, arch, sm_count)
+        return kernel.plan(problem, config, arch, sm_count)
 
     def search(self, problem: Any, arch: Arch, sm_count: int) -> list[Plan]:
         """Plans that are worth timing on a device, all different and the most promising first.
@@ -127,7 +142,7 @@ def _kernel(module: ModuleType, config: type, **more: Any) -> Kernel:
 
 _STREAMED = _kernel(patch_embed_sm100, configs.Sm100PatchEmbedConfig, takes=patch_embed_resident.why_on_chip)
 _RESIDENT = _kernel(patch_embed_resident, configs.Sm100ResidentConfig, predict=sm100_transposed.predict)
-_ROWS_SM90 = _kernel(patch_embed_sm90, configs.Sm90PatchEmbedConfig)
+_ROWS_SM90 = _kernel(patch_embed_sm90, configs.Sm90PatchEmbedConfig, predict=predicting(patch_embed_sm90.work))
 _ROWS_SM80 = _kernel(patch_embed_sm80, configs.Sm80PatchEmbedConfig)
 PATCH_EMBED = Planner(
     "patch_embed",
@@ -138,8 +153,14 @@ PATCH_EMBED = Planner(
 )
 
 _IMAGES_SM100 = _kernel(images_sm100, configs.Sm100ImagesConfig, takes=lambda problem, arch: why_rows_on_sm100(problem))
-_IMAGES_SM90 = _kernel(images_sm90, configs.Sm90ImagesConfig, takes=lambda problem, arch: why_not_read_on_sm90(problem))
-_GATHER = _kernel(images_gather, configs.Sm90GatherConfig, takes=lambda problem, arch: why_not_gathered(problem))
+_IMAGES_SM90 = _kernel(
+    images_sm90, configs.Sm90ImagesConfig, takes=lambda problem, arch: why_not_read_on_sm90(problem),
+    predict=predicting(images_sm90.work)
+)
+_GATHER = _kernel(
+    images_gather, configs.Sm90GatherConfig, takes=lambda problem, arch: why_not_gathered(problem),
+    predict=predicting(images_gather.work)
+)
 _IMAGES_SM80 = _kernel(images_sm80, configs.Sm80ImagesConfig, takes=lambda problem, arch: why_rows_on_sm80(problem))
 PATCH_EMBED_IMAGES = Planner(
     "patch_embed_images",
@@ -147,10 +168,11 @@ PATCH_EMBED_IMAGES = Planner(
     images.OPTIONS,
     images.check_images_problem,
     {
-        "sm_90a": (_IMAGES_SM90, _GATHER, chained(_ROWS_SM90, why_rows_on_sm90)),
+        "sm_90a": (_IMAGES_SM90, _GATHER, chained(_ROWS_SM90, why_rows_on_sm90, predicting(work_on_sm90))),
         "sm_100a": (_IMAGES_SM100, chained(_STREAMED, why_rows_on_sm100), chained(_RESIDENT, why_rows_on_sm100)),
         **dict.fromkeys(MMA_SYNC, (_IMAGES_SM80, chained(_ROWS_SM80, why_rows_on_sm80))),
     },
+    timed=("sm_90a",),
 )
 
 GEMM = Planner(

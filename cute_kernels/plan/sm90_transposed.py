@@ -4,11 +4,13 @@ Features are the rows of a WGMMA, which a warpgroup keeps for the whole launch; 
 of such kernels are in `cute_kernels.kernels.sm90.transposed`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.common.facts import fact, flag, number, text
+from cute_kernels.common.facts import fact, flag, number
 from cute_kernels.common.words import counted
+from cute_kernels.plan import patches_sm90
 from cute_kernels.plan.base import reject, room_for_stages
 from cute_kernels.plan.tiles import FeatureTiles
 
@@ -37,9 +39,8 @@ class TransposedPlan(FeatureTiles):
 
     The ``cluster`` CTAs of a cluster share their tiles of ``x``, as `FeatureTiles` says.
 
-    Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `stage_bytes`; and what the
-    prediction of a launch's time asks for besides: `tile_positions`, `rows_of_tiles`, `table_registers`,
-    `prefetches_table`.
+    Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `stage_bytes`, `prefetches_table`; and
+    what the model of time asks for besides: `work`.
     """
 
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_graph"
@@ -65,16 +66,8 @@ class TransposedPlan(FeatureTiles):
         """Whether a step of ``mma_k_bytes`` of a K block of every stage is multiplied: one of zeros need not be."""
         return True
 
-    tile_positions = number()
-    """Neighbouring positions that a tile has of each of its images."""
-
-    rows_of_tiles = text()
-    """``"position"``: the rows of a tile are images at its positions; ``"flat"``: consecutive rows."""
-
-    table_registers = number()
-    """Table values of a thread for a tile."""
     prefetches_table = flag()
-    """None of these values is awaited in the epilogue."""
+    """No table values are awaited in the epilogue."""
     features = number(lambda self: self.config.warpgroups * WARPGROUP_FEATURES)
     ctas = number(lambda self: self.config.cluster)
 
@@ -101,6 +94,56 @@ class TransposedPlan(FeatureTiles):
     """Registers that a consumer thread holds through a tile."""
     entry_registers = number(lambda self: self.arch.register_file // self.threads // 8 * 8)
     """Registers of a thread before setmaxnreg takes effect, which its WGMMAs' accumulators have to fit as well."""
+
+
+def work_of(
+    plan: TransposedPlan, *, block_bytes: float, beyond: float, memory: float, is_rows: bool, multiplied: float = 1.0,
+    boxes: patches_sm90.Numbers = (0.0, 0.0, 0.0, 0.0), flat: bool = False, positions: int = 0, ragged: bool = False
+) -> patches_sm90.Work:
+    """The work of a launch.
+
+    Args:
+        block_bytes: of ``x`` in a K block.
+        beyond: rows of ``x`` in a K block beyond its end, which a CTA loads.
+        memory: bytes of device memory.
+        is_rows: ``x`` is rows, no images.
+        multiplied: share of the steps of K that are multiplied.
+        boxes: the first four of `patches_sm90.Work.boxes`.
+        flat: table rows are found one by one.
+        positions: of a tile.
+        ragged: of `patches_sm90.Work`.
+    """
+    c, groups, rows = plan.config, plan.config.warpgroups, plan.tile_rows
+    elements = groups * WARPGROUP_FEATURES * rows / 1024
+    late = bool(plan.problem.table_rows) and not plan.prefetches_table
+    streamed = 0 if plan.resident else plan.features
+    together = max(1, plan.sm_count // plan.ctas // plan.feature_groups)
+    busy = plan.clusters * plan.ctas / plan.sm_count
+    return patches_sm90.Work(
+        once=(is_rows, not is_rows, 0, c.cluster > 1, groups * plan.k_blocks if plan.resident else 0, 0),
+        epilogue=(elements, 0, elements * flat, groups * rows * late, positions),
+        boxes=(*boxes, 0, 0, 0),
+        block=(1, 0, 1 / c.stage_blocks),
+        wgmma=multiplied * plan.features * rows * patches_sm90.BLOCK_MACS / patches_sm90.MACS_PER_CLOCK,
+        fetched=block_bytes / c.cluster + streamed * plan.k_block_bytes,
+        shared=(groups + 1) * rows + 2 * streamed,
+        beyond=beyond + min(plan.features, plan.padded_n - plan.problem.n) * (streamed > 0),
+        ragged=ragged,
+        of_stage=c.stage_blocks,
+        stages=c.stages,
+        groups=groups,
+        in_turn=(groups > 1, 0),
+        k_blocks=plan.k_blocks,
+        waves=patches_sm90.waves(plan.tiles, together) * max(1, math.ceil(busy)),
+        share=min(1, busy),
+        memory=memory,
+    )
+
+
+def of_tiles(beyond: int, tiles: int, at_once: bool) -> float:
+    """Rows of a tile beyond the end of what so many tiles have: of the last one, or, of several that a cluster takes
+    one after the other, in the mean."""
+    return beyond if at_once or tiles == 1 else beyond / tiles
 
 
 def check_barriers(plan: TransposedPlan) -> None:

@@ -150,7 +150,7 @@ def test_timings_of_the_tuner_are_read_back(tmp_path: Path, capsys) -> None:
     timings = [(2.0, configs[1]), (3.0, configs[0]), (4.0, configs[2])]
     tune.write(path, ARCH, {case: timings}, {})
     assert tune.read(path) == (ARCH, {case: timings})
-    assert tune.main(["fit", str(path)]) == 0
+    assert tune.main(["report", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"mean 1.000, most 1.000 of the fastest in 1 of 1 cases: {configs[1]}" and len(lines) == 3
     with pytest.raises(ValueError, match="one architecture"):

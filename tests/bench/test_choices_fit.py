@@ -37,7 +37,7 @@ def test_a_fit_chooses_for_shapes_that_it_has_not_seen() -> None:
     """From the timings of some shapes, of a machine whose tiles are 20% faster or slower than the constants say."""
     shapes = machine(60, 5)
     with choices_fit.doubles():
-        data = choices_fit.Data(shapes)
+        data = choices_fit.GemmData(shapes)
         seen = data.owners < 40
         fitted = choices_fit.chosen_regrets(data, choices_fit.fit(data, seen, 60))["sustained"][40:]
         plain = choices_fit.START, [(1.0, 1.0, 1.0)] * len(gemm_sm90_fit.CANDIDATES)
@@ -48,12 +48,12 @@ def test_a_fit_chooses_for_shapes_that_it_has_not_seen() -> None:
 
 def test_the_module_of_the_fitted_numbers_is_the_generated_one() -> None:
     factors = [own for _, own in gemm_sm90_fit.CANDIDATES.values()]
-    text = choices_fit.text((gemm_sm90_fit.CONSTANTS, factors))
+    text = choices_fit.gemm_text(None, (gemm_sm90_fit.CONSTANTS, factors))
     assert text == Path(gemm_sm90_fit.__file__).read_text(), "python -m bench.choices fit writes it"
 
 
 def test_files_are_read_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = next(shape for shape in choices.draw(1, 40) if not choices.held_out(shape.problem))
+    shape = next(shape for shape in choices.draw(1, 40) if not choices_fit.held_out(shape.problem))
     plans = choices.candidates(shape)[:3]
 
     def row(plan, mode: str, microseconds: float, failure: str = "") -> str:

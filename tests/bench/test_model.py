@@ -10,14 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import archive, model, model_images
-from cute_kernels.config import (
-    GemmProblem,
-    PatchEmbedImagesProblem,
-    Sm90GemmConfig,
-    Sm90ImagesConfig,
-)
-from cute_kernels.plan import b200, gemm_sm90, make_plan, predict
+from bench import archive, model
+from cute_kernels.config import GemmProblem, Sm90GemmConfig
+from cute_kernels.plan import b200, gemm_sm90, make_plan, patches_sm90, predict
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +44,6 @@ def test_the_caveat_has_the_figures_of_the_page(checked):
 def test_the_page_has_the_tables(checked):
     page = Path("docs/model.md").read_text()
     assert model.b200_table(checked) in page and model.designs_table() in page
-    errors = [predicted / time - 1 for _, _, time, predicted in model.check_models((512, 4736))]
-    assert f"{min(errors):+.1%} to {max(errors):+.1%} in {len(errors)} cases" in page
-    assert model_images.images_table(model_images.check_images()) in page
-    assert "15% to 36%" in model.small_batches() and "15 to 36% below" in page
     assert "0.46 ms modelled, cuBLAS 0.365" in model.plain_product() and "at 0.365 ms; a kernel" in page
     for cost, digits in dataclasses.asdict(b200.FITTED).items():
         assert f" {digits} clocks" in page, cost
@@ -89,25 +80,13 @@ def test_work_is_what_the_emulator_counts_for_the_notes_variants():
     assert direct.lines == 4096 + 64 * 32 and direct.partial_lines == 64 * 32  # 64 requests, a line for every lane
 
 
-def test_h200_problems_left_out_of_the_fit():
-    """Three problems of three sizes; `python -m bench.model` leaves out each."""
-    measured = model.recorded()
-    cases = [(196, 768, 768, 1), (576, 1024, 768, 8), (256, 1536, 768, 64)]
-    assert set(cases) <= set(measured)
-    found = model.check_h200(measured, cases)
-    errors = np.concatenate([entry.errors for entry in found.values()])
-    assert np.median(errors) < 0.09 and np.quantile(errors, 0.9) < 0.25
-    for entry in found.values():
-        fastest = entry.times[np.argmin(entry.predicted)]
-        assert fastest <= 1.05 * entry.times.min()
-
-
-def test_sizes_that_are_in_no_fit():
-    """Bursts of `python -m bench.patch_embed --suite models`; the fit has 512 images at one width, and 4736 nowhere."""
-    rows = model.check_models((512, 4736))
-    assert len(rows) >= 20 and 4736 not in {images for *_, images in model.recorded()}
-    errors = [predicted / time - 1 for _, _, time, predicted in rows]
-    assert max(map(abs, errors)) < 0.08
+def test_times_of_patches_are_those_of_models_that_no_fit_has_seen():
+    unseen = model.check_patches()
+    errors = [abs(each.predicted / each.time - 1) for shape in unseen for each in shape]
+    assert len(errors) > 1000 and 0.88 <= np.mean(np.array(errors) <= patches_sm90.ERROR) <= 0.92
+    text, page = model.unseen_text(unseen), Path("docs/model.md").read_text()
+    assert text in page.replace("\n", " ")
+    assert f"{np.median(errors):.0%} in the median and {max(errors):.0%} at the most" in patches_sm90.CAVEAT
 
 
 def test_times_of_gemm_are_those_of_shapes_that_no_fit_has_seen():
@@ -119,7 +98,7 @@ def test_times_of_gemm_are_those_of_shapes_that_no_fit_has_seen():
         launches = [each for shape in unseen for each in shape if (each.predicted >= gemm_sm90.LONG) == long]
         within = sum(abs(each.predicted / each.time - 1) <= error for each in launches)
         assert len(launches) > 2000 and 0.88 <= within / len(launches) <= 0.92
-    text, page = model.gemm_text(unseen), Path("docs/model.md").read_text()
+    text, page = model.unseen_text(unseen, gemm_sm90.LONG), Path("docs/model.md").read_text()
     assert text in page.replace("\n", " ")
     assert all(part in text for part in ("10% in the median, 94% at the most", "0.91 in the median"))
     assert "error 10% in the median and 94% at the most" in gemm_sm90.CAVEAT and "0.91" in gemm_sm90.CAVEAT
@@ -141,15 +120,3 @@ def test_several_products_have_no_modelled_time():
     """No recorded run has any."""
     assert predict(make_plan(GemmProblem(512, 512, 512), arch="sm_90a")) is not None
     assert predict(make_plan(GemmProblem(512, 512, 512, batches=2), arch="sm_90a")) is None
-
-
-def test_images_that_are_in_no_fit():
-    """Default configurations whose boxes have long rows; of repacked rows there is no prediction."""
-    checked = model_images.check_images()
-    long_rows = [c for c in checked if c.default and c.what != "patches of 16, channels last"]
-    assert len({(c.what, c.images) for c in long_rows}) == 6
-    assert max(abs(c.error) for c in long_rows) < 0.17
-    images = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768)
-    assert predict(make_plan(images, arch="sm_90a")) is not None
-    repacked = dataclasses.replace(images, patch=14)
-    assert predict(make_plan(repacked, Sm90ImagesConfig(tile_patches=8, tile_images=16), "sm_90a")) is None

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
-from cute_kernels.plan import PLANNERS, make_plan
+from cute_kernels.plan import PLANNERS, make_plan, predict
 from cute_kernels.plan.base import ARCHS
-from cute_kernels.plan.images_gather import modelled_clocks, search_space
+from cute_kernels.plan.images_gather import search_space
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, "bfloat16", precision="bf16", table_rows=196)
 replace = dataclasses.replace
@@ -55,15 +55,16 @@ def test_few_images_get_what_was_fastest_on_an_h200(batch: int, expected: Sm90Ga
     table=st.sampled_from([0, 1, 2]),
     out_dtype=st.sampled_from(["bfloat16", "float32"]),
     sm_count=st.sampled_from([1, 2, 78, 132]),
+    pingpong=st.booleans(),
 )
-def test_every_size_has_a_default(grid, patch, batch, channels, n, table, out_dtype, sm_count) -> None:
+def test_every_size_has_a_default(grid, patch, batch, channels, n, table, out_dtype, sm_count, pingpong) -> None:
     """Tiles cover the images and the features, and what the kernel relies on holds."""
     height, width = grid
     problem = PatchEmbedImagesProblem(
         batch, channels, patch * height, patch * width, patch, n, "float16", precision="fp16",
         table_rows={0: 0, 1: 1, 2: height * width}[table], out_dtype=out_dtype,
     )  # fmt: skip
-    plan = make_plan(problem, None, "sm_90a", sm_count=sm_count)
+    plan = make_plan(problem, Sm90GatherConfig(pingpong=pingpong), "sm_90a", sm_count=sm_count)
     c = plan.config
     assert plan.tile_m == c.tile_patches * c.tile_rows * c.tile_images == plan.box_rows * c.row_patches
     assert plan.tile_m in ((64, 128) if c.pingpong else (128, 256)) and plan.box_rows % 64 == 0
@@ -98,15 +99,15 @@ def test_candidates_for_the_tuner() -> None:
     assert len({plan.config for plan in plans}) == len(plans) > 20
     assert plans[0] == make_plan(HEADLINE, None, "sm_90a", sm_count=132)
     assert plans[1].config == replace(plans[0].config, order="row")
-    clocks = [modelled_clocks(plan) for plan in plans]
-    assert clocks == sorted(clocks)
+    times = [predict(plan).microseconds for plan in plans]
+    assert times == sorted(times)
     for plan in plans:
         assert make_plan(HEADLINE, plan.config, "sm_90a", sm_count=132) == plan
 
 
 def test_precisions_that_multiply_floats_have_these_plans() -> None:
     planner, arch = PLANNERS["patch_embed_images"], ARCHS["sm_90a"]
-    kinds = {precision: planner.kernel(replace(HEADLINE, precision=precision), arch).config
+    kinds = {precision: type(planner.usual(replace(HEADLINE, precision=precision), arch)[1])
              for precision in ("bf16", "fp16", "int8")}  # fmt: skip
     assert kinds["bf16"] is kinds["fp16"] is Sm90GatherConfig is not kinds["int8"]
     assert planner.kinds[Sm90GatherConfig] == "sm_90a"

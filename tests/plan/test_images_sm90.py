@@ -74,13 +74,11 @@ def test_every_size_has_a_default(grid, batch, channels, n, table, sm_count) -> 
     assert make_plan(problem, plan.config, sm_count=sm_count) == plan
 
 
-@pytest.mark.parametrize(
-    ("width", "patches", "tiles"), [(1, 1, 1), (5, 5, 1), (14, 14, 1), (17, 6, 3), (27, 14, 2), (33, 12, 3), (37, 8, 5)]
-)
-def test_a_grid_row_is_cut_into_pieces_that_pad_little(width: int, patches: int, tiles: int) -> None:
-    """17 patches are three pieces of 6 rather than 16 and 1: a piece that is mostly beyond the image costs as much."""
-    plan = make_plan(replace(HEADLINE, width=16 * width, table_rows=0), None, "sm_90a")
-    assert (plan.tile_patches, plan.row_tiles) == (patches, tiles)
+@pytest.mark.parametrize("width", [1, 5, 14, 17, 27, 33, 37])
+def test_a_grid_row_is_cut_into_pieces_that_pad_little(width: int) -> None:
+    """17 patches are no pieces of 16 and 1: a piece that is mostly beyond the image costs as much."""
+    plan = make_plan(replace(HEADLINE, width=16 * width, table_rows=0), Sm90ImagesConfig(), "sm_90a")
+    assert width <= plan.row_tiles * plan.tile_patches <= 1.1 * width
 
 
 @pytest.mark.parametrize("batch", [1, 7, 8, 9, 4736])
