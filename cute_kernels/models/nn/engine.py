@@ -290,10 +290,13 @@ class PatchEngine:
         asked = weight.dtype is not torch.bfloat16 and not availability.traced()
         out_dtype = self._images_out_dtype(images, weight) if asked else weight.dtype
         if out_dtype is not None and (asked or weight.dtype is torch.bfloat16):
+            # In a graph the compiler fuses the sum of both, and rows of the table that `call` reads would be guards.
+            traced = availability.traced()
+            if traced and bias is not None and pos_embed is not None:
+                bias, pos_embed = None, pos_embed.to(torch.float32) + bias.to(torch.float32)
             given = images, matrix, None, None, bias, pos_embed, patch, out_dtype, self.options.backend, None
-            if availability.traced():  # of what `call` reads, each row of its table is a guard of the graph
-                return torch.ops.cute_kernels.patch_embed_images(*given).to(weight.dtype)
-            return images_operation.PATCH_EMBED_IMAGES.call(given).to(weight.dtype)
+            operator = torch.ops.cute_kernels.patch_embed_images
+            return (operator(*given) if traced else images_operation.PATCH_EMBED_IMAGES.call(given)).to(weight.dtype)
         out = self._product(self._patches(images, patch), matrix, bias, weight.dtype)
         return out if pos_embed is None else out + pos_embed.to(out.dtype)
 

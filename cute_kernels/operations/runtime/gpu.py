@@ -1,5 +1,6 @@
 """Plan + operands -> a launch on a GPU."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -16,10 +17,12 @@ def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = No
     """Enqueues the kernels of a plan on ``stream`` (the device's current stream when None) and returns at once. Raises
     TypeError: an operand that the plan needs is missing; RuntimeError: the CUDA runtime refused the launch."""
     device = operands.device(plan)
-    with torch.cuda.device(device):
+    is_current = device.index == torch.cuda.current_device()
+    with contextlib.nullcontext() if is_current else torch.cuda.device(device):
         handle = (torch.cuda.current_stream(device) if stream is None else stream).cuda_stream
-        for kernel in plan.launches:
-            bound_launch(kernel)(**operands.of(kernel).addresses(), stream=handle)
+        given = operands.addresses()
+        for kernel in plan.launches:  # which takes what it knows
+            bound_launch(kernel)(**given, stream=handle)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -41,7 +41,8 @@ class Operands(SimpleNamespace):
 
     def addresses(self) -> dict[str, Any]:
         """Addresses by name; a number stays one."""
-        return vars(self) | {name: tensor.data_ptr() for name, tensor in self.tensors().items()}
+        given = vars(self).items()
+        return {name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in given}
 
     def written(self, plan: Plan) -> dict[str, torch.Tensor]:
         """Tensors that the kernel writes, by name."""
