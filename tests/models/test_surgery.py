@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from cute_kernels.models import transformers as integration
 from cute_kernels.models.nn import kernels_in_export
-from tests.models.test_what_is_known import ERRORS, FLOATS, HALF, RAW, clip, error, holder, run, siglip
+from tests.models.test_what_is_known import ERRORS, FLOATS, HALF, RAW, ROWS, clip, error, holder, naflex, run, siglip
 
 
 def by_hand(self: torch.nn.Module, pixel_values: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
@@ -69,6 +70,32 @@ def test_gradients_of_positions_are_what_their_embedding_says(what: dict[str, ob
     expected, got = gradients
     assert got.layout is expected.layout
     assert error(got.to_dense(), expected.to_dense()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "library", "name", "given"),
+    [
+        (clip, torch.nn.modules.conv, "conv2d", {}),
+        (siglip, torch.nn.modules.conv, "conv2d", {}),
+        (naflex, torch.nn.modules.linear, "linear", ROWS),
+    ],
+)
+@pytest.mark.parametrize(("precision", "pixels"), [("bf16", "raw"), ("int8", "auto")])
+@pytest.mark.filterwarnings("ignore:.*The plain torch module runs")
+def test_a_module_of_functions_in_place_of_torchs(
+    kind, library, name: str, given: dict, precision: str, pixels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a layer's name for it: functional itself stays as it is."""
+    raw = torch.randint(0, 256, (2, 16, 768), dtype=torch.uint8) if given else RAW
+    plain, ours = kind(), integration.convert(kind(), precision, pixels=pixels, **HALF)
+    before = run(plain, raw / 127.5 - 1, **given)
+    assert 1e-6 < error(run(ours, raw, **given), before) < ERRORS[precision]
+    functions, function = types.SimpleNamespace(**vars(torch.nn.functional)), getattr(torch.nn.functional, name)
+    setattr(functions, name, lambda *arguments: 2 * function(*arguments))
+    monkeypatch.setattr(library, "F", functions)
+    expected = run(plain, raw / 127.5 - 1, **given)
+    assert error(expected, before) > 1e-2
+    assert error(run(ours, raw, **given), expected) < 1e-5
 
 
 @pytest.mark.parametrize("kind", [clip, siglip])

@@ -7,7 +7,7 @@ Only what is exactly as known is replaced, so what nobody thought of is called.
 import sys
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Known:
             used = set() if owner is torch.nn.Module else _names(function.__code__)
             pending += [each for each in used if not hasattr(torch.nn.Module, each)]
             for space in (function.__globals__, *map(vars, (torch.nn.functional, torch, torch.Tensor))):
-                found = {each: space[each] for each in used & space.keys() if not isinstance(space[each], ModuleType)}
+                found = {each: space[each] for each in used & space.keys()}
                 for each, value in found.items():
                     if isinstance(value, FunctionType) and _package(value) not in ("torch", _package(function)):
                         self._foreign = f"{each} is {value.__module__}.{value.__qualname__}"
