@@ -16,7 +16,7 @@ import venv
 from pathlib import Path
 
 OLDEST = re.search(r'"torch>=([\d.]+),', Path("pyproject.toml").read_text())[1]
-NEWEST = "2.15.0"
+NEWEST = "2.14.1"
 
 TESTS = ("tests/models/nn", "tests/models/test_surgery.py", "tests/operations")
 
