@@ -264,8 +264,8 @@ def _refused(rule: str, copy: ctypes.Structure, ctas: int) -> EmulatorError:
         )
     if rule == "HALO_128":
         return UnsupportedPTX(
-            f".im2col::w::128 with wHalo {copy.halo}: after each 32 pixels, says the PTX ISA, but not whether the halo "
-            "lies there in shared memory, too, or behind all 128 (as in a simulator that was compared with a B200)"
+            f".im2col::w::128 with wHalo {copy.halo}: the PTX ISA does not say whether the halo lies after each 32 "
+            "pixels in shared memory, or after all 128"
         )
     if rule == "BEHIND":
         return UnsupportedPTX(

@@ -22,7 +22,7 @@ from tests.emulator.machine.units.copies.test_im2col import load_text, map_of
 from tests.emulator.ptx_launch import launch
 
 LEFT_OPEN = "leaves open which pixels follow"
-WHERE_128 = "but not whether the halo lies there in shared memory, too, or behind all 128"
+WHERE_128 = "does not say whether the halo lies after each 32 pixels in shared memory, or after all 128"
 
 
 @dataclass(frozen=True)
