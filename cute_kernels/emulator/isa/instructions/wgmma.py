@@ -58,7 +58,7 @@ def parse_form(instruction: Instruction) -> Form:
 
 
 class MmaAsync(Anchor):
-    """A wgmma.mma_async, which bytecode/accumulators.py emits."""
+    """A wgmma.mma_async, which bytecode/emitter.py emits."""
 
     def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
         self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
