@@ -258,7 +258,7 @@ class Operation(ABC, Generic[A]):
                     values = tuple(v.resolve_neg() if isinstance(v, torch.Tensor) else v for v in values)
                     return self.execute(self.arguments(*values))
                 if not any(tensor.is_neg() for tensor in tensors):
-                    return super(torch.autograd.Function, _Differentiable).apply(self, None, *flat)
+                    return _Differentiable.apply(self, None, *flat)
         return getattr(torch.ops.cute_kernels, self.name)(*flat)
 
     def check(self, a: A) -> None:
@@ -357,7 +357,7 @@ class Operation(ABC, Generic[A]):
         # The dispatcher is inside one level of `torch.func` here, as the kernels of torch's own operators are.
         inside = enable_single_level_autograd_function if _functorch_level() is not None else contextlib.nullcontext
         with inside():
-            return super(torch.autograd.Function, _Differentiable).apply(self, keyset, *flat)
+            return _Differentiable.apply(self, keyset, *flat)
 
     def _below_autograd(self, keyset: torch._C.DispatchKeySet | None, *flat: Any) -> torch.Tensor:
         """Computes; ``keyset``: None where the dispatcher may be left out."""
@@ -368,7 +368,7 @@ class Operation(ABC, Generic[A]):
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *flat)
 
 
-class _Differentiable(torch.autograd.Function):
+class _Differentiable(torch.autograd.function._SingleLevelFunction):
     """A call whose derivatives are `Operation.gradients`."""
 
     @staticmethod

@@ -217,12 +217,12 @@ def test_launch_errors_are_raised():
     call = random_call(7, 7, 264, 256)
     plan = make_plan(PatchEmbedProblem(49, 264, 256, 7), dataclasses.replace(AT_HAND.base, stages=2))
     bound = gpu.BoundLaunch(plan, compile_plan(plan))
-    bound._frames.write(clusters=2**30)
+    bound._given.add("clusters")  # as if a call gave it
     table, out = torch.zeros(plan.table_shape, device="cuda"), torch.zeros(49, 264, dtype=torch.bfloat16, device="cuda")
     with pytest.raises(RuntimeError, match="launch of patch_embed.* failed: CUDA error"):
         bound(
             x=call.x.data_ptr(), weight=call.weight.data_ptr(), table=table.data_ptr(), out=out.data_ptr(), scale=1.0,
-            stream=0,
+            clusters=2**30, stream=0,
         )  # fmt: skip
     check = random_call(7, 7, 264, 256, seed=2)
     assert embed(check).isfinite().all(), "the device is usable after a refused launch"
