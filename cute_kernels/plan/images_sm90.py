@@ -239,8 +239,9 @@ def resolve(
     stages."""
     plans = list(_shapes(problem, config, arch, sm_count))
     fit = [plan for plan in plans if _fits(plan)]
-    if fit:
-        return by_time(fit, work)[0].config
+    if fit:  # where no tile has room for the stages that are given, the plan says so
+        roomy = [plan for plan in fit if plan.smem_bytes <= arch.smem_bytes]
+        return by_time(roomy or fit, work)[0].config
     # The plan that lacks the fewest registers or the least memory says so.
     return min(plans, key=lambda plan: (plan.needed_registers - plan.consumer_registers, plan.smem_bytes)).config
 

@@ -66,7 +66,10 @@ def _configurations() -> Iterator[Limit]:
         yield field(name, most, most + 1, most, problem)
         yield field(name, 1, 0, 1, problem)
     yield field("stages", 2, 1, 2)
-    yield field("stages", 7, 8, 7)  # 7 x 28,672 + 1,024 + 2 x 14,336 B are 230,400 of 232,448
+    # 7 x 28,672 + 1,024 + 2 x 14,336 B are 230,400 of 232,448
+    tile = {"tile_patches": 14, "tile_images": 8, "warpgroups": 2, "weight": "registers"}
+    rings = [images(HEADLINE, stages=stages, **tile) for stages in (7, 8)]
+    yield Limit("stages 8", *rings, r"^stages = 8: must be.*nearest legal value: 7$")
     small = replace(BARE, batch=1, width=32)
     message = r"^stages = 65: .*1,024 B of barriers hold those of 64 stages.*value: 64$"
     rings = [images(small, stages=stages, stage_blocks=1, weight="registers") for stages in (64, 65)]

@@ -81,6 +81,14 @@ def test_a_grid_row_is_cut_into_pieces_that_pad_little(width: int) -> None:
     assert width <= plan.row_tiles * plan.tile_patches <= 1.1 * width
 
 
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_what_is_open_leaves_room_for_stages_that_are_given(stages: int) -> None:
+    """A streamed weight in the largest tile of three warpgroups leaves room for two."""
+    for batch in (5, 4736):
+        plan = make_plan(replace(HEADLINE, batch=batch), Sm90ImagesConfig(stages=stages, warpgroups=3), "sm_90a")
+        assert plan.config.stages == stages and plan.smem_bytes <= plan.arch.smem_bytes
+
+
 @pytest.mark.parametrize("batch", [1, 7, 8, 9, 4736])
 def test_tiles_are_whole_numbers(batch: int) -> None:
     plan = make_plan(replace(HEADLINE, batch=batch), Sm90ImagesConfig(tile_patches=14, tile_images=8), "sm_90a")
