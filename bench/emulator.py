@@ -2,24 +2,30 @@
 
 Run with ``python -m bench.emulator``. ``--one-launch`` compares launches whose clusters run in one process and in
 ``--processes`` (`cute_kernels.emulator.Options.processes`). ``--preparation`` times what a kernel costs before its
-first instruction. ``--headline`` emulates all 10,878 tiles of the 928,256 x 768 x 768 patch embed, in as many processes
-as asked for, and checks a sample of the result. Times are CPU seconds of the process, which runs one thread: what else
-keeps the machine busy hardly shows in them. Compilation comes before the clock starts.
+first instruction. ``--certificate`` compares launches with and without what is asked for certificates alone, the latter
+with a core that is compiled for that. ``--headline`` emulates all 10,878 tiles of the 928,256 x 768 x 768 patch embed,
+in as many processes as asked for, and checks a sample of the result. Times are CPU seconds of the process, which runs
+one thread: what else keeps the machine busy hardly shows in them. Compilation comes before the clock starts.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import mmap
 import multiprocessing
+import multiprocessing.connection
+import os
 import resource
 import statistics
 import struct
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,11 +33,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
-from cute_kernels.emulator import GlobalMemory, Options, run
+from cute_kernels import gemm
+from cute_kernels.config import (
+    PatchEmbedProblem,
+    Sm80GemmConfig,
+    Sm90GemmConfig,
+    Sm90PatchEmbedConfig,
+    Sm100GemmConfig,
+    Sm100PatchEmbedConfig,
+)
+from cute_kernels.emulator import GlobalMemory, Options, default_options, run
+from cute_kernels.emulator.core import build
 from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.machine.bytecode.execution import translate
+from cute_kernels.emulator.machine.launch import run as runs
 from cute_kernels.emulator.options import CHOICES
+from cute_kernels.emulator.races import launch_shadow, tracker
+from cute_kernels.emulator.races.points import PointRaces
 from cute_kernels.operations import reference
 from cute_kernels.operations.compile import compile_plan
 from cute_kernels.operations.runtime.emulated import launch as emulate
@@ -241,6 +259,68 @@ def gemm_seconds(size: int, repeats: int, arithmetic: str) -> dict[bool, float]:
     return {detectors: min(measured[1:]) for detectors, measured in times.items()}
 
 
+# --- the certificate ------------------------------------------------------------------------------------------------
+
+
+def certified_cases() -> dict[str, Callable[[], object]]:
+    """Launches of ordinary kernels, by name."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(rows, 1024, generator=generator).to(torch.bfloat16) for rows in (768, 512))
+    found: dict[str, Callable[[], object]] = {}
+    for arch, config in (("sm_100a", Sm100PatchEmbedConfig()), ("sm_90a", Sm90PatchEmbedConfig())):
+        case = Case(8, arch, Options(), config)
+        case.prepare()
+        found[f"patch_embed FP8, {arch}"] = case.run
+    configs = {"sm_100a": Sm100GemmConfig(), "sm_90a": Sm90GemmConfig(), "sm_80": Sm80GemmConfig()}
+    for arch, config in configs.items():
+        found[f"gemm BF16, {arch}"] = functools.partial(gemm, a, b, config=config, backend="emulator")
+    return found
+
+
+def _serve(certified: bool, connection: multiprocessing.connection.Connection) -> None:
+    """In a process of its own: runs launches by name, and says how many CPU seconds each took."""
+    torch.set_num_threads(1)
+    if not certified:  # the core has been compiled without it
+        runs.judge = lambda *_: None
+        launch_shadow.parting = lambda flow: frozenset()
+        PointRaces._meet = lambda *_: None
+        tracker.RaceTracker._phase_lacking = lambda *_: -1
+    with default_options(Options()):
+        cases = certified_cases()
+        connection.send(list(cases))
+        for name in iter(connection.recv, ""):
+            start = time.process_time()
+            cases[name]()
+            connection.send(time.process_time() - start)
+
+
+def certificate_table(repeats: int) -> Table:
+    """Launches with detectors, with and without what is asked for the certificate alone, which take turns."""
+    table = Table(title="CPU ms of a launch with detectors: best (median)")
+    for column in ("launch", "without certificate", "with it", "ratio of the best", "median of the ratios"):
+        table.add_column(column, justify="right")
+    context, ends = multiprocessing.get_context("spawn"), []
+    for certified in (True, False):
+        with mock.patch.dict(os.environ, {} if certified else {build.FLAGS_VARIABLE: "-DUNCERTIFIED=1"}):
+            here, there = context.Pipe()
+            context.Process(target=_serve, args=(certified, there), daemon=True).start()
+            ends.append(here)
+    names = [end.recv() for end in ends][0]
+    for name in names:
+        times: list[list[float]] = [[], []]
+        for turn in range(repeats + 1):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                ends[which].send(name)
+                times[which].append(1e3 * ends[which].recv())
+        (on, off), best = (each[1:] for each in times), [min(each[1:]) for each in times]
+        shown = (f"{min(each):.1f} ({statistics.median(each):.1f})" for each in (off, on))
+        ratios = statistics.median(one / other for one, other in zip(on, off))
+        table.add_row(name, *shown, f"{best[0] / best[1]:.3f}", f"{ratios:.3f}")
+    for end in ends:
+        end.send("")
+    return table
+
+
 # --- clusters in several processes ----------------------------------------------------------------------------------
 
 
@@ -367,6 +447,7 @@ def main() -> None:
     parser.add_argument("--ctas", type=int, default=2048, help="small ones, of a launch")
     parser.add_argument("--one-launch", action="store_true", help="compare one process and --processes instead")
     parser.add_argument("--preparation", action="store_true", help="what a kernel costs before it runs instead")
+    parser.add_argument("--certificate", action="store_true", help="what certificates cost instead")
     parser.add_argument("--headline", action="store_true", help="emulate the whole problem instead")
     parser.add_argument("--images", type=int, default=HEADLINE_IMAGES, help="of the whole problem")
     parser.add_argument("--processes", type=int, default=2)
@@ -378,6 +459,9 @@ def main() -> None:
         return
     if arguments.preparation:
         console.print(preparation_table(arguments.repeats))
+        return
+    if arguments.certificate:
+        console.print(certificate_table(arguments.repeats))
         return
     if arguments.one_launch:
         torch.set_num_threads(1)

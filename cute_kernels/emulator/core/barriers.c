@@ -42,7 +42,7 @@ static int32_t refused(const NamedBarriers *all, int64_t number, int64_t threads
 // A warp is about to arrive: 0, if that may be counted in the phase before.
 static int in_time(Tables *t, const Agent *agent, Point *point, int64_t number) {
   int64_t column = -1, own = point->column;
-  if (point->completed && (own < 0 || agent_row(agent, ROW_ORDER)[own] < point->completed)) {
+  if (!UNCERTIFIED && point->completed && (own < 0 || agent_row(agent, ROW_ORDER)[own] < point->completed)) {
     agent_order(agent, (uint32_t)agent->live);
     column = point_lacks(point, agent->scratch, agent->width);
   }

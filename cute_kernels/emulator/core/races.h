@@ -58,6 +58,10 @@ void lanes_record(const Access *access, Plane *plane, const int64_t places[LANES
 
 // Python is asked about an access; nonzero: it has raised.
 typedef int32_t Ask(int32_t what, Conflict *conflict);
+#ifndef UNCERTIFIED  // 1: without what certificates alone ask of each arrival, to which bench/emulator.py compares
+#define UNCERTIFIED 0
+#endif
+
 // --- conflicts.c ---
 
 // An access is compared with all earlier ones, and recorded; 0: Python has raised. Of loads and stores without `ask` 0 also:
