@@ -148,7 +148,7 @@ def check_residents(plan: Sm80Plan) -> None:
     if c.resident_ctas > fit:
         rule = (
             f"{plan.smem_bytes:,} B of shared memory and {plan.threads} threads with {plan.accumulators} sums each fit "
-            f"a multiprocessor {fit} times"
+            f"a multiprocessor {f'{fit} times' if fit > 1 else 'once'}"
         )
         base.reject("resident_ctas", c.resident_ctas, rule, fit)
 

@@ -69,7 +69,7 @@ def _of_tiles() -> Iterator[Limit]:
     yield _limit(r"^stages = 7: .*limit is 166,912 B", GEMM, large | {"stages": 6}, large | {"stages": 7})
     # Of 100 KiB three times 32 KiB and 1 KiB of the system's; of 65,536 registers twice 128 x (128 + 40) and once more.
     two = {"stages": 3, "resident_ctas": 2}
-    yield _limit("^resident_ctas = 2: .*fit a multiprocessor 1 times", GEMM, two, two | {"stages": 4}, "sm_86")
+    yield _limit("^resident_ctas = 2: .*fit a multiprocessor once", GEMM, two, two | {"stages": 4}, "sm_86")
     three = {"stages": 2, "resident_ctas": 3}
     yield _limit("^resident_ctas = 4: .*3 times", GEMM, three, three | {"resident_ctas": 4})
     yield _limit("^k = .*offsets in a row are 32-bit", GEMM, {"k": 2**30 - 512}, {"k": 2**30 - 504})

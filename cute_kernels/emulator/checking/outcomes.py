@@ -123,7 +123,7 @@ def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
 def kernel_lines(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> Iterator[str]:
     """Lines that say what noticed the mutants of a kernel, and which survive; with ``quiet`` these alone."""
     if not quiet:
-        yield f"kernel {kernel.name}"
+        yield f"kernel {short_name(kernel.ptx, kernel.name)}"
         killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)
         by = ", ".join(f"{name} {count}" for name, count in killers.most_common())
         yield f"  {counted(len(verdicts), 'mutant')}, {sum(killers.values())} killed" + (f": {by}" if by else "")

@@ -28,6 +28,7 @@ from unittest import mock
 from cute_kernels.common import forks, interrupts
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH, check_arch, runs
 from cute_kernels.common.files import NotWritten
+from cute_kernels.common.words import counted
 from cute_kernels.dsl.programs import compiling_for, context_initialisers
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.isa.ptx.decode import parse
@@ -65,14 +66,14 @@ class EmulatedLaunch:
     def summary(self) -> str:
         """One line."""
         launch, report = self.launch, self.report
-        name = launch.kernel_name if len(launch.kernel_name) < 60 else launch.kernel_name[:57] + "..."
+        name, mmas = short_name(launch.ptx, launch.kernel_name), counted(report.mma_instructions, "MMA")
         cluster = "" if launch.cluster == (1, 1, 1) else f", cluster {_shape(launch.cluster)}"
         processes = f", {report.processes} processes" if report.processes > 1 else ""
         if report.one_process:
             processes = f", one process: {report.one_process}"
         return (
             f"{name}: grid {_shape(launch.grid)}, block {_shape(launch.block)}{cluster}, {report.shared_bytes:,} B of "
-            f"shared memory; {report.warp_instructions:,} warp instructions, {report.mma_instructions:,} MMAs, "
+            f"shared memory; {report.warp_instructions:,} warp instructions, {mmas}, "
             f"{report.seconds:.1f} s{processes}"
         )
 
@@ -86,6 +87,12 @@ class EmulatedLaunch:
         if counters and self.report.units is not None:
             lines.append(self.report.units.describe())
         return lines
+
+
+def _named(error: EmulatorError) -> str:
+    """E.g. ``"launch 2, kernel add"``."""
+    full = error.launch.kernel_name if error.launch is not None else ""
+    return error.launch_name().replace(full, short_name(error.launch.ptx, full)) if full else error.launch_name()
 
 
 def _shape(numbers: tuple[int, int, int]) -> str:
@@ -150,10 +157,10 @@ class Session:
     def total(self) -> str:
         """Number of launches, those that failed, and seconds, in one line."""
         number, seconds = len(self.launches), sum(each.report.seconds for each in self.launches)
-        text = f"emulated: {number} launch{'' if number == 1 else 'es'}"
+        text = f"emulated: {counted(number, 'launch', 'launches')}"
         if not self.failures:
             return f"{text} in {seconds:.1f} s"
-        failed = ", ".join(error.launch_name() for error in self.failures)
+        failed = ", ".join(_named(error) for error in self.failures)
         return f"{text} complete in {seconds:.1f} s; {failed} failed"
 
     def launch(self, launch: host.CapturedLaunch) -> None:

@@ -21,6 +21,7 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import GlobalMemoryRace
 from cute_kernels.emulator.programs.cuda_graphs import DEFAULT, Capture, Captured, Captures, Clock, joined
 from cute_kernels.emulator.races.launch_accesses import WRITES, Meeting, Span, racing
+from cute_kernels.emulator.reports.sources import short_name
 
 _LEGACY = 1  # cudaStreamLegacy: another name of it
 _CUDA = 1  # c10::DeviceType
@@ -53,7 +54,7 @@ class Done:
         return error
 
     def __str__(self) -> str:
-        return f"launch {self.number} ({self.launch.kernel_name}) in {_name(self.stream)}"
+        return f"launch {self.number} ({short_name(self.launch.ptx, self.launch.kernel_name)}) in {_name(self.stream)}"
 
 
 class Streams:

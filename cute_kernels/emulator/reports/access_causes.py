@@ -235,7 +235,15 @@ def _released(e: Evidence) -> Fields | None:
         user, used = "who uses it", arrivals
     return {"empty": e.name(wait.place), "at": e.lines(arrivals), "arrived": e.who(each.warp for each in arrivals),
             "user": user, "used": bool(used), "count": e.state(wait.place).expected,
-            "read": other.verb == "read"}  # fmt: skip
+            "read": other.verb == "read", "lanes": other.verb == "read" and _leaves_lanes(e, used)}  # fmt: skip
+
+
+def _leaves_lanes(e: Evidence, arrivals: list[Moment]) -> bool:
+    """Whether one lane arrives behind the reads of its warp, and nothing has it wait for the other lanes."""
+    reads, signals = e.facts.other.instructions, [each.instruction for each in arrivals]
+    lanes = sum(each.amount for each in arrivals if each.phase == arrivals[0].phase) if arrivals else _LANES
+    behind = None not in signals and all(a.line > read.line for a in signals for read in reads)
+    return lanes < _LANES and behind and any(e.reaches(read, a, _is("bar", "warp")) for a in signals for read in reads)
 
 
 def _cta(each: Moment, unknown: int) -> int:
@@ -574,6 +582,7 @@ def _says(*words: str) -> Callable[[Evidence], Fields | None]:
     return lambda e: {} if all(word in e.error.message for word in words) else None
 
 
+_LANES = 32
 _EARLY = ("unfinished-copy", "shared-race")
 _IN_USE = ("stage-in-use", "shared-race")
 
@@ -648,6 +657,9 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(_IN_USE, _released, "{empty} was completed by {arrived} ({at}), without {user}, which still uses "
           "the stage: its count, {count}, has to be the number of all who use the stage, and each of them arrives at "
           "the mbarrier of each CTA that fills it", when=lambda found: not found["used"]),
+    Cause(_IN_USE, _released, "a warp's barrier is missing: the lane of {user} that arrives at {empty} at {at} does "
+          "not wait for the reads of the other lanes at {use}: cute.arch.sync_warp() between the two",
+          when=lambda found: found["lanes"]),
     Cause(_IN_USE, _released, "the release comes too early: {empty} at {at}, by {arrived}, before the reads "
           "at {use} are over: arrive behind the last of them (of wgmma behind warpgroup.wait_group(0); of tcgen05.mma "
           "by tcgen05.commit)", when=lambda found: found["read"]),

@@ -19,6 +19,7 @@ from cute_kernels.emulator.reports.sources import last_name, nodes, syntax_tree
 
 _STATIC = re.compile(r"__static_shmem__(\d+)")
 _DYNAMIC = re.compile(r"__dynamic_shmem__\d+")
+_FILLS = re.compile(r"mbarrier\.init|cp\.async|wgmma|tcgen05")
 _TYPES = {
     "bf16": ml_dtypes.bfloat16, "f16": "<f2", "f32": "<f4", "tf32": "<f4", "f64": "<f8",
     "f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2, "f8E8M0FNU": ml_dtypes.float8_e8m0fnu,
@@ -43,6 +44,7 @@ class Tile:
     view: View  # layout and swizzle
     first: int  # byte of shared memory, or column of what was allocated, at which it begins, or part 0 of it does
     variable: str = dataclasses.field(default="", compare=False)  # its own
+    staged: bool = dataclasses.field(default=True, compare=False)  # whether something fills stages in its kernel
 
     @property
     def dtype(self) -> np.dtype:
@@ -84,12 +86,13 @@ class Tile:
         except ValueError:
             return ""
         found = np.argwhere((begins >= 0) & (begins < self.dtype.itemsize))
-        return f"{self.name}{f'@{part}' * bool(self.view.step)}[{coordinates(found[0])}]" if len(found) == 1 else ""
+        return f"{self.name}{f'@{part}' * bool(self.view.step)}[{self._words(found[0])}]" if len(found) == 1 else ""
 
-
-def coordinates(index: Iterable[int]) -> str:
-    """Coordinates of an element: the third one of a tile is its stage."""
-    return ", ".join(f"stage {each}" if axis == 2 else str(each) for axis, each in enumerate(index))
+    def _words(self, index: Iterable[int]) -> str:
+        """Coordinates of an element: the third one is its stage, where one stage lies behind the other."""
+        places = offsets(self.view.layout)
+        staged = self.staged and places.ndim > 2 and places[0, 0].ravel(order="F")[-1] >= places[:, :, :1].max()
+        return ", ".join(f"stage {each}" if axis == 2 and staged else str(each) for axis, each in enumerate(index))
 
 
 def tile_at(
@@ -123,7 +126,8 @@ def tiles(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Tile
         else:
             first = offsets_of[numbered[view.array][0].name] if view.array in numbered else None
         if first is not None:
-            tile = Tile(name, view, first + view.first, name)
+            staged = view.space == "tensor" or _FILLS.search(ptx) is not None
+            tile = Tile(name, view, first + view.first, name, staged)
             name = arrays.get((tile.first, tile.nbytes)) or name
             if name:
                 yield dataclasses.replace(tile, name=name)

@@ -491,7 +491,9 @@ def _waits_too_early(e: Evidence) -> Fields | None:
     alike = e.alike(spot)
     if any(alike(each.place) and each.amount == 0 for each in e.did("wait", warp=e.warp)):
         return None  # it has begun with parity 0
-    return {"here": e.name(spot)}
+    early = [each for each in e.did("arrive", spot) if not e.did("wait", warp=each.warp)]
+    room = bool(early) and e.at_fault is not None and _follows(e, e.at_fault, "expect_tx")
+    return {"here": e.name(spot), "room": room, "by": e.who(each.warp for each in early), "early": e.lines(early)}
 
 
 def _completed_from_elsewhere(e: Evidence) -> Fields | None:
@@ -658,6 +660,9 @@ BARRIERS: tuple[Cause, ...] = (
     Cause(("phase-overrun", "phase-missed", "phase-ambiguous"), _count_too_low, "the count of {here} is too low: "
           "mbarrier_init at {init} gives {count}, and a phase is complete before all have arrived that do at {at}: "
           "{who}"),
+    Cause(("phase-ambiguous",), _waits_too_early, "the release comes too early: {by} arrives at {here} at {early} "
+          "before any wait, and hands back a stage that nobody has filled: wait for the stage, read it, then arrive",
+          when=lambda found: found["room"]),
     Cause(("phase-ambiguous",), _waits_too_early, "wrong parity: the first wait of {who} for {here}, at {at}, asks for "
           "parity 1, and passes at once where it comes before the first phase is complete: a consumer's first wait has "
           "parity 0"),

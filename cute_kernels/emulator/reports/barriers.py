@@ -1,5 +1,5 @@
 """Names of mbarriers: those that the launch gives, else the variable in the call that initialises them, or that a
-pipeline of CuTe DSL is assigned to.
+pipeline of CuTe DSL is assigned to; without such a call the array of shared memory that they lie in.
 """
 
 import ast
@@ -14,10 +14,13 @@ from cute_kernels.emulator.reports.sources import last_name, nodes, syntax_tree
 
 class Barriers:
     """The mbarriers of a cluster, as reports have them. ``states``: all that are known; ``place``: of an
-    instruction."""
+    instruction; ``array``: name of the array at an offset of shared memory, "" without one."""
 
-    def __init__(self, states: Iterable[BarrierState], place: Callable[[Instruction], Place]) -> None:
-        self._place = place
+    def __init__(
+        self, states: Iterable[BarrierState], place: Callable[[Instruction], Place],
+        array: Callable[[int], str] = lambda offset: "",
+    ) -> None:
+        self._place, self._array = place, array
         self._variables: dict[str, set[int]] = {}
         for state in states:
             if variable := self._variable(state):
@@ -48,7 +51,8 @@ class Barriers:
 
     def _variable(self, state: BarrierState) -> str:
         source = self._source(state)
-        return "" if source is None else variable_in_call(source.path, source.line)
+        called = "" if source is None else variable_in_call(source.path, source.line)
+        return called or self._array(state.offset)
 
     def _has_both_kinds(self, state: BarrierState) -> bool:
         """Whether a pipeline made it, whose full barriers lie in front of as many empty ones; not those of an order."""
@@ -61,19 +65,18 @@ class Barriers:
 
 
 def variable_in_call(path: str, line: int) -> str:
-    """The variable that the first argument of a call in a line is made of, "" if there is none: ``full + i`` is full.
+    """The variable that the first argument of a call in a line is made of, "" if there is none: ``full + i`` is full,
+    and ``full[1]`` is itself, since elements of a list need not lie in its order.
 
     Of several calls it is the one that ends last, since a location is that of the call's name.
     """
     variable, pipeline = pipeline_in_call(path, line)
     if pipeline:
         return variable
-    calls = [call for call in _calls(path, line) if call.args]
+    calls = [call for call in _calls(path, line) if call.args or call.keywords]
     inits = [call for call in calls if "init" in last_name(call.func)]
-    for call in inits or calls:
-        if name := _variable(call.args[0]):
-            return name
-    return ""
+    named = (_variable([*call.args, *(each.value for each in call.keywords)][0]) for call in inits or calls)
+    return next(filter(None, named), "")
 
 
 def pipeline_in_call(path: str, line: int) -> tuple[str, str]:
@@ -92,6 +95,8 @@ def _calls(path: str, line: int) -> list[ast.Call]:
 
 
 def _variable(node: ast.expr) -> str:
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return f"{name}[{node.slice.value}]" if (name := _variable(node.value)) else ""
     while True:
         if isinstance(node, ast.BinOp):
             node = node.left

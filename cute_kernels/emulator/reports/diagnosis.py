@@ -52,7 +52,7 @@ class _Diagnosis:
         self.kernel = error.kernel or (error.launch.kernel_name if error.launch is not None else "")
         facts = self.facts
         states = [*facts.barriers, *([facts.barrier] if facts.barrier is not None else [])]
-        self.barriers = Barriers(states, self.place)
+        self.barriers = Barriers(states, self.place, self._array)
         self.barrier = self.barriers.barrier(facts.barrier) if facts.barrier is not None else None
 
     def result(self, replay: tuple[str, ...], seed: int | None, schedule: tuple[str, ...]) -> Diagnostic:
@@ -91,7 +91,7 @@ class _Diagnosis:
         )
 
     def _evidence(self, waiting: tuple[Waiting, ...]) -> Evidence:
-        past = Barriers(self.facts.past.barriers, self.place)
+        past = Barriers(self.facts.past.barriers, self.place, self._array)
         kernel = None
         if self.ptx and not isinstance(self.error, UnsupportedPTX):
             kernels = parse(self.ptx).kernels
@@ -185,6 +185,12 @@ class _Diagnosis:
         last = self._element(memory.first + memory.count - 1) if element else ""
         tile = f": {element}" + (f" to {last}" if last not in ("", element) else "") if element else ""
         return f"{count} from byte {memory.first - array.first} on of {array.name} ({place}){tile}"
+
+    def _array(self, offset: int) -> str:
+        array = array_at(self.ptx, self.kernel, self.error.launch, offset, 8) if self.ptx else None
+        if array is None:
+            return ""
+        return array.name + f"[byte {offset - array.first}]" * (offset > array.first)
 
     def _element(self, byte: int, space: str = "shared") -> str:
         return tile_at(self.ptx, self.kernel, self.error.launch, byte, space)[1] if self.ptx else ""

@@ -43,7 +43,9 @@ _RACES = (
          "wgmma.wait_group, or the mbarrier of its tcgen05.commit); then a barrier tells the threads that write",
          detector=True),
     Kind("lanes-race", "{later} {reads} {space} memory that {earlier} by another lane of the same warp {read}, with no "
-         "bar.warp.sync in between", "cute.arch.sync_warp() between the two: lanes of a warp do not run in lockstep",
+         "bar.warp.sync in between",
+         "cute.arch.sync_warp() between the two: lanes of a warp do not run in lockstep; if other warps read or write "
+         "this array, too, a barrier of them all in its place: sync_threads, or a named barrier",
          detector=True),
     Kind("weak-order", "{later} {reads} {space} memory that {earlier} {read}, and the synchronisation between them is "
          "relaxed, or of too narrow a scope",
@@ -114,7 +116,7 @@ _BARRIERS = (
     Kind("phase-at-exit", "the kernel ends in the middle of a phase of {barrier}",
          "some arrivals or bytes of the last phase are missing, or one phase too many has begun: the producer's and "
          "the consumer's loop must make the same number of trips", detector=True),
-    Kind("uninitialised-barrier", "",
+    Kind("uninitialised-barrier", "{barrier} is used, and is not initialised",
          "one thread calls mbarrier_init before any other use, and a barrier follows; is it the right address?"),
     Kind("barrier-init-order", "a thread uses {barrier}, and nothing orders that after its initialisation",
          "after mbarrier_init: mbarrier_init_fence(), and then sync_threads, or in a cluster cluster_arrive_relaxed "

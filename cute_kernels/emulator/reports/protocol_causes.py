@@ -13,6 +13,7 @@ from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot
 
 _CLASSES = {"wait": "waits for", "timeout": "waits for", "announce": "announces bytes at", "deliver": "copies for",
             "arrive": "arrives at"}  # fmt: skip
+_BACK = ("arrive", "wait")
 _RINGS = ("hang", "extra-arrivals", "extra-bytes", "phase-overrun", "phase-missed", "phase-ambiguous", "stage-in-use",
           "unfinished-copy", "shared-race", "uninitialised-read", "tensor-race", "source-in-use", "proxy-reuse",
           "arrival-early", "bytes-early", "lanes-overtaken", "copy-in-flight", "phase-at-exit")  # fmt: skip
@@ -294,6 +295,27 @@ def _waits_behind(e: Evidence) -> Fields | None:
     return None
 
 
+def _released_before_wait(e: Evidence) -> Fields | None:
+    """A warp hands each stage back, and only then waits for it to be full; the first turn of others finds room."""
+    tours = _tours(e)
+    rooms = {key[2][1]: moments[0] for key, moments in tours.items() if key[1] == "waits for" and moments[0].amount}
+    for warp, does, ring in tours:
+        fulls = [key[2] for key in tours if key[:2] == (warp, "waits for") and len(key[2][1]) == len(ring[1])]
+        for full in fulls if does == "arrives at" and ring[1] in rooms else ():
+            filled = any(key[0] == rooms[ring[1]].warp and key[2][1] == full[1] for key in tours)
+            mine = [
+                each for each in e.moments
+                if each.warp == warp and each.place[1] in {"arrive": ring[1], "wait": full[1]}.get(each.operation, ())
+            ]  # fmt: skip
+            pairs = list(zip(mine[::2], mine[1::2]))
+            stages = [(e.stage(a.place), e.stage(b.place)) for a, b in pairs if (a.operation, b.operation) == _BACK]
+            if filled and stages and len(stages) == len(pairs) and all(a == b for a, b in stages):
+                a, b = pairs[0]
+                return {"who": e.who([warp]), "there": e.name(a.place), "at": e.line(a.instruction),
+                        "full": e.name(b.place), "wait": e.line(b.instruction)}  # fmt: skip
+    return None
+
+
 def _signalled_twice(e: Evidence) -> Fields | None:
     """A warp arrives at an array's mbarriers at two places, and nobody at another one's, for which the same wait."""
     if not e.facts.past.whole:
@@ -386,6 +408,8 @@ UNHEARD: tuple[Cause, ...] = (
 
 PROTOCOL: tuple[Cause, ...] = (
     Cause(_RINGS, _parity_astray, "wrong parity: {who} waits at {at} for {there}, and {words} (phase ^= 1)"),
+    Cause(_RINGS, _released_before_wait, "the release comes too early: {who} arrives at {there} at {at}, in front of "
+          "its wait for {full} at {wait}: wait for the stage, read it, then arrive"),
     Cause(tuple({*_RINGS} - {"unfinished-copy", "shared-race"}), _stage_astray, "stages differ: {who} {does} {there} "
           "at {at} where it is the turn of {turn}, as all others of this ring go round it: the index there is that of "
           "another stage, or its loops leave turns out"),

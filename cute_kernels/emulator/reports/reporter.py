@@ -36,7 +36,7 @@ class Reporter:
         self, schedule: Schedule, error: EmulatorError, *notes: str, steps: tuple[str, ...] = ()
     ) -> Diagnostic:
         """Makes a report of an error that was raised under a schedule, prints it with ``notes``, and keeps it."""
-        error.facts.notes += notes
+        error.facts.notes = [*dict.fromkeys((*error.facts.notes, *notes))]  # an error may be reported again
         found = diagnose(
             error, replay=self.replay(schedule), seed=schedule.seed, schedule=schedule.arguments()
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cute_kernels.common.words import counted
 from cute_kernels.emulator.isa.ptx.source_lines import SourcePlace, own_places
 from cute_kernels.emulator.observe.counters import InstructionCounts, UnitCounts
 from cute_kernels.emulator.reports.source_table import SourceTable, in_order, place_document
@@ -111,8 +112,8 @@ class Profile:
 
     def text(self, mark: Callable[[str], str] = lambda row: row) -> str:
         """A table beside the source, as `SourceTable` makes it."""
-        count = f"{self.launches} launch{'es' if self.launches != 1 else ''}"
-        head = f"profile of {self.name or self.kernel}: {count}, {self.ctas:,} CTAs"
+        count = f"{counted(self.launches, 'launch', 'launches')}, {counted(self.ctas, 'CTA')}"
+        head = f"profile of {self.name or self.kernel}: {count}"
         return "\n".join([head, *self.table(mark).rows("without a line of its own: branches, loop counters")])
 
 

@@ -148,6 +148,14 @@ def test_what_does_not(session: Session, order: str) -> None:
     assert diagnose(error).kind == "streams" and error.launch_number == 2 and error.ptx == COPY
 
 
+def test_streams_name_kernels_as_their_program_does(session: Session) -> None:
+    x, y, z = tensors()
+    mangled = COPY.replace(".entry k(", ".entry kernel_cutlass_copy_tensorptrf32gmemo641_0(")
+    copy(x, y, torch.cuda.Stream(), mangled)
+    with pytest.raises(GlobalMemoryRace, match=r"launch 2 \(copy\) in stream .* launch 1 \(copy\) in stream"):
+        copy(y, z, torch.cuda.Stream(), mangled)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "races"),
     [

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.programs import capture
 from cute_kernels.emulator.reports.diagnosis import diagnose
@@ -79,15 +80,15 @@ FAULTS = {
 }
 
 
-def report(source: str, program: str, folder: Path) -> Diagnostic | None:
-    """The first report on a program, None if there is none."""
+def report(source: str, program: str, folder: Path, *, strict: bool = False) -> Diagnostic | None:
+    """The first report on a program, None if there is none; ``strict`` as of `Options`."""
     path = folder / f"{program}.py"
     path.write_text(source)
     linecache.checkcache()
     specification = importlib.util.spec_from_file_location(f"planted_{folder.name.replace('-', '_')}", path)
     module = importlib.util.module_from_spec(specification)
     try:
-        with capture(ARCHITECTURES[program]):
+        with capture(ARCHITECTURES[program], Options(strict=strict)):
             sys.modules[module.__name__] = module
             specification.loader.exec_module(module)
             if program == "bias_add":

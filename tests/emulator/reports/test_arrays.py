@@ -82,6 +82,26 @@ def test_a_program_that_gives_the_size_has_names() -> None:
     assert " of tensor (offset " in diagnose(first).memory
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("keyword", "wait for ring[1]"),
+        ("list", "wait for pair[1]"),
+        ("never", "the mbarrier ring[byte 8] is used, and is not initialised"),
+        ("cube", "cube[0, 0, 3]"),
+        ("ring", "cube[0, 0, stage 1]"),
+    ],
+)
+def test_barriers_and_stages_have_the_names_of_the_source(fault: str, words: str) -> None:
+    """An mbarrier in an argument by name, in a list, or nowhere initialised; a third coordinate is a stage where
+    something fills stages."""
+    found: list[EmulatorError] = []
+    with capture("sm_90a") as session:
+        assert run_program(str(PROGRAM.with_name("named_program.py")), [fault], session, found.append) != 0
+    report = diagnose(found[0])
+    assert words in report.sentence + report.memory
+
+
 def test_symbols_of_ptx() -> None:
     """Static and dynamic arrays of any compiler, in the order and with the alignment of the PTX."""
     body = """

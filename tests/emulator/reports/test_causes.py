@@ -17,6 +17,7 @@ from tests.nightly import by_day
 DAILY = (
     "pipeline: consumer's wrong phase", "pipeline: wrong stage read", "pipeline: copy signals another stage",
     "pipeline: copy not issued", "pipeline: count too high", "pipeline: early release",
+    "pipeline: release before the wait", "bias_add: release before the wait",
     "gemm_sm90: wgmma reads another stage of a", "gemm_sm90: mask of own CTA", "gemm_sm90: count of one CTA",
     "gemm_sm90: b not loaded",
     "gemm_sm100: commit of stages not multicast", "gemm_sm100: half of the pair's bytes announced",
@@ -41,6 +42,21 @@ def test_causes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = report(fault.source, fault.program, tmp_path)
     assert found is not None and found.kind == fault.kind
     assert [words for words in fault.expected() if words not in found.help] == [], found.help
+
+
+def test_a_lane_that_arrives_for_its_warp_waits_for_the_other_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = source_of("pipeline").replace("(empty + stage, THREADS - LOADERS)", "(empty + stage, 1)")
+    arrival = "            cute.arch.mbarrier_arrive(empty + stage)\n"
+    fence = '            cute.arch.fence_proxy("async.shared", space="cta")\n'
+    elected = "            with cute.arch.elect_one():\n    " + arrival
+    right = source.replace(arrival, fence + "            cute.arch.sync_warp()\n" + elected)
+    assert report(right, "pipeline", tmp_path, strict=True) is None
+    found = report(source.replace(arrival, fence + elected), "pipeline", tmp_path, strict=True)
+    assert found is not None and found.kind == "shared-race"
+    assert found.help.startswith("a warp's barrier is missing: the lane of warp 1 that arrives at empty[0]")
 
 
 @pytest.mark.parametrize("space", ["global", "shared"])

@@ -200,6 +200,8 @@ def test_variables_of_calls(tmp_path: Path) -> None:
         ("second", "PipelineTmaUmma"), ("order", "PipelineOrder"), ("", ""), ("", "PipelineTmaStore"),
     ]  # fmt: skip
     assert [variable_in_call(str(path), line) for line in (4, 5, 6)] == ["second", "order", "full"]
+    path.write_text("def function(self):\n    init(bars[1], 2)\n    init(at=full + 1, count=2)\n    init(bars[i], 2)\n")
+    assert [variable_in_call(str(path), line) for line in (2, 3, 4)] == ["bars[1]", "full", "bars"]
 
 
 SHOWN = """
