@@ -36,7 +36,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     )  # fmt: skip
     parser.add_argument("--measure", action="store_true", help="also time each on the GPU at hand")
     columns = ", ".join(sweep_outcomes.COLUMNS)
-    text = f"sort by {columns} or a count of the emulator; least first; rows keep their numbers"
+    text = f"sort by {columns}, a count of the emulator or a varied field; least first; rows keep their numbers"
     parser.add_argument("--sort", metavar="COLUMN", help=text)
     parser.add_argument("--pareto", metavar="X,Y", help="columns of the Pareto front (default: shared,modelled)")
     tables.add_formats(parser)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -107,13 +108,20 @@ def counted(plan: Plan) -> Facts:
     return counts_of([emulated.launch(part, operands.of(part), options) for part in plan.launches])
 
 
+_UNNAMED = re.compile(r"warp \d+")
+"""A warp without a name of a role: its index says nothing where another configuration has other warps."""
+
+
 def counts_of(reports: "Iterable[Report]") -> Facts:
-    """Warp instructions by role, and the work of each unit, of launches that ran with counters, added up."""
+    """Warp instructions by role, and the work of each unit, of launches that ran with counters, added up. Warps without
+    a name are called after what they do, e.g. ``TMA load``."""
     roles: dict[str, int] = collections.defaultdict(int)
     units: dict[str, int] = collections.defaultdict(int)
     for report in reports:
-        for role, kinds in report.units.instructions.items():
-            roles[f"warp instructions: {role}"] += sum(kinds.values())
+        for track, kinds in report.units.instructions.items():
+            does = report.units.activities.get(track) or "other warps"
+            roles[f"warp instructions: {does if _UNNAMED.fullmatch(track) else track}"] += sum(kinds.values())
         for name, (metric, kinds) in COUNTED.items():
             units[name] += sum(report.units.total(metric, kind) for kind in kinds)
-    return {"warp instructions": sum(roles.values()), **dict(sorted(roles.items())), **units}
+    by_role = sorted(roles.items()) if len(roles) > 1 else ()
+    return {"warp instructions": sum(roles.values()), **dict(by_role), **units}

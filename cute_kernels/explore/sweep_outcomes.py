@@ -194,23 +194,27 @@ def pareto(rows: Iterable[Row], x: str = "shared", y: str = "modelled") -> list[
 
 
 def effects(rows: Iterable[Row]) -> list[str]:
-    """Changes by each field: of rows that differ in it alone, between its first and its last legal value."""
+    """Changes by each field, between its first and its last legal value: of rows that differ in it alone, and in a line
+    of their own of rows in which other fields had to follow."""
     legal = [row for row in rows if row.reason is None and row.settings]
     lines = []
     for field in dict.fromkeys(name for row in legal for name in row.settings):
         groups: dict[Any, list[Row]] = {}
         for row in legal:
             groups.setdefault(tuple(item for item in row.settings.items() if item[0] != field), []).append(row)
-        pairs = [(group[0], group[-1]) for group in groups.values() if len(group) > 1]
-        if pairs:
+        by_followers: dict[tuple[str, ...], list[tuple[Row, Row]]] = {}
+        for first, last in ((group[0], group[-1]) for group in groups.values() if len(group) > 1):
+            others = dict.fromkeys((*first.others, *last.others))
+            changed = tuple(name for name in others if first.others.get(name) != last.others.get(name))
+            by_followers.setdefault(changed, []).append((first, last))
+        for followers, pairs in sorted(by_followers.items(), key=lambda item: len(item[0])):
             ends = {(spell(a.settings[field]), spell(b.settings[field])) for a, b in pairs}
             way = " to ".join(next(iter(ends))) if len(ends) == 1 else "from the first to the last legal value"
             known = [column for column in columns_of(legal) if _both(pairs, column)]
             changes = ", ".join(filter(None, (_change(pairs, column) for column in known)))
             unchanged = f"no change of {', '.join(map(_unit, known))}" if known else "nothing is known of both"
-            followed = sum(a.others != b.others for a, b in pairs)
-            count = counted(len(pairs), "pair") + (f", in {followed} of which other fields follow" if followed else "")
-            lines.append(f"{field} {way} ({count}): {changes or unchanged}")
+            along = f" with {' and '.join(followers)}" if followers else ""
+            lines.append(f"{field} {way}{along} ({counted(len(pairs), 'pair')}): {changes or unchanged}")
     return lines
 
 
@@ -239,20 +243,26 @@ def _change(pairs: Sequence[tuple[Row, Row]], column: str) -> str:
     else:
         changes, form = [b / a - 1 for a, b in both], "{:+.1%}"
     ends = dict.fromkeys(form.format(end) for end in (min(changes), max(changes)))
-    beyond = f" beyond its range in {len(both)} of {count}" if len(both) < count else ""
+    beyond = f" in {counted(len(both), 'pair')} of {count}, in the rest within its range" if len(both) < count else ""
     return f"{_unit(column)} {' to '.join(ends)}{beyond}"
 
 
 def by(rows: Sequence[Row], column: str | None) -> list[Row]:
-    """The rows in the order of a column, those without a value last; the plan's own choice stays first. Raises
-    ValueError: no row has the column."""
+    """The rows in the order of a column or of a field that is varied, those without a value last; the plan's own choice
+    stays first. Raises ValueError: no row has the column."""
     if column is None:
         return list(rows)
-    if (found := named(rows, column)) is None:
-        raise ValueError(f"--sort {column}: no row has it: must be one of {_quoted(rows)}")
+    fields = dict.fromkeys(name for row in rows for name in row.settings)
+    field = next((name for name in fields if tidy(name) == tidy(column)), None)
+    if field is None and (found := named(rows, column)) is None:
+        also = f", or a field: {', '.join(fields)}" if fields else ""
+        raise ValueError(f"--sort {column}: no row has it: must be one of {_quoted(rows)}{also}")
     first = [row for row in rows if not row.settings]
     others = [row for row in rows if row.settings]
-    return first + sorted(others, key=lambda row: (value(row, found) is None, value(row, found) or 0))
+    values = [value(row, found) if field is None else row.settings.get(field) for row in others]
+    values = values if field is None else _values(values)
+    keyed = zip(((one is None, isinstance(one, str), one or 0) for one in values), itertools.count(), others)
+    return first + [row for *_, row in sorted(keyed, key=lambda each: each[:2])]
 
 
 def exit_status(rows: Sequence[Row]) -> int:

@@ -26,12 +26,13 @@ from cute_kernels.plan.base import SmemRegion, TmemRegion
 
 _PACKAGE = Path(__file__).parents[1]
 
-MOST_STATIC, SYSTEM_BYTES = 48 * 1024, 1024
+MOST_STATIC = 48 * 1024
 """Bytes of shared memory that a kernel may declare without asking for dynamic one, on all chips (CUDA programming
-guide, compute capabilities); those of the system in each CTA, which are in every count."""
+guide, compute capabilities)."""
 
 if TYPE_CHECKING:
     from cute_kernels.emulator import Options
+    from cute_kernels.emulator.captured_launch import CapturedLaunch
     from cute_kernels.emulator.errors import EmulatorError
     from cute_kernels.emulator.programs.capturing import Session
 
@@ -94,13 +95,11 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], row: Row) -> Row:
 def row_of(row: Row, facts: Mapping[str, Any]) -> Row:
     """The row with facts of its run, as `facts_of` has them."""
     facts = dict(facts)
-    static, dynamic, columns = (facts.pop(name, 0) for name in ("static", "dynamic", "columns"))
-    most = CHIPS[row.arch].smem_bytes if dynamic else MOST_STATIC
-    regions = (("static", 0, static), ("dynamic", static, dynamic))
+    regions, dynamic, columns = (facts.pop(name, None) for name in ("arrays", "dynamic", "columns"))
     return replace(
         row,
-        smem=tuple(SmemRegion(name, first, nbytes, 1) for name, first, nbytes in regions if nbytes),
-        smem_limit=most + SYSTEM_BYTES,  # which the counted bytes have, too
+        smem=tuple(SmemRegion(name, first, nbytes, 1) for name, first, nbytes in regions or ()),
+        smem_limit=CHIPS[row.arch].smem_bytes if dynamic else MOST_STATIC,
         tmem=(TmemRegion("allocated", 0, columns),) if columns else (),
         **facts,
     )
@@ -127,13 +126,42 @@ def facts_of(session: Session, reason: str | None) -> dict[str, Any]:
     resources = [_resources(launch.launch) for launch in session.launches]
     largest = max(session.launches, key=lambda each: each.report.shared_bytes)
     return {
-        "static": largest.report.shared_bytes - largest.launch.dynamic_smem,
+        "arrays": _arrays(largest.launch),
         "dynamic": largest.launch.dynamic_smem,
         "columns": max(report.tensor_columns for report in reports),
         "registers": max(registers for registers, _ in resources),
         "stack_bytes": max(stack for _, stack in resources),
         "counts": dict(plan_facts.counts_of(reports)),
     }
+
+
+def _arrays(launch: CapturedLaunch) -> list[tuple[str, int, int]]:
+    """Name, first byte and bytes of the arrays in a CTA's shared memory, in their order; ``static`` or ``dynamic`` is
+    what has no name."""
+    import cute_kernels.emulator.isa.ptx.decode as decode
+    import cute_kernels.emulator.machine.state.smem as memory
+    import cute_kernels.emulator.reports.arrays as arrays
+
+    found: list[arrays.Array] = []
+    for each in arrays.arrays(launch.ptx, launch.kernel_name, launch):
+        # Fields come before their structure, and arrays before tensors in them.
+        if each.name and all(each.first + each.nbytes <= a.first or a.first + a.nbytes <= each.first for a in found):
+            found.append(each)
+    end = memory.shared_layout(decode.parse(launch.ptx).kernels[launch.kernel_name].variables)[1]
+    begin = -(-end // _DYNAMIC_ALIGNMENT) * _DYNAMIC_ALIGNMENT
+    regions, first = [], memory.SYSTEM_BYTES
+    bounds = [("static", end), ("dynamic", begin + launch.dynamic_smem)] if launch.dynamic_smem else [("static", end)]
+    for name, last in bounds:
+        inside = sorted((each for each in found if first <= each.first < last), key=lambda each: each.first)
+        for each in (*inside, arrays.Array("", last, 0)):
+            regions += [(name, first, each.first - first), (each.name, each.first, each.nbytes)]
+            first = each.first + each.nbytes
+        first = begin
+    return [(name, at - memory.SYSTEM_BYTES, nbytes) for name, at, nbytes in regions if nbytes > 0]
+
+
+_DYNAMIC_ALIGNMENT = 1024
+"""Of dynamic shared memory behind static arrays in the emulator."""
 
 
 def cached(script: str, words: Sequence[str], arch: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -45,9 +45,12 @@ def text_of(rows: Sequence[Row], best: int = 3, sort: str | None = None, pareto:
 
 def lines_of(rows: Sequence[Row], sort: str | None = None) -> list[str]:
     """The table in the order of `sweep_outcomes.by`: rows with one outcome together, refused ones behind all others."""
-    shown = [name for name in sweep_outcomes.COLUMNS if name != "measured" or any(row.measured for row in rows)]
-    titles = [sweep_outcomes.UNITS[name] for name in shown]
-    lines = ["    " + "  ".join(titles) + "  largest part of the sum; design"]
+    shown = [name for name in sweep_outcomes.columns_of(rows) if name in sweep_outcomes.COLUMNS]
+    cells = {name: [_cell(row, name) for row in rows] for name in shown}
+    widths = {name: max(len(sweep_outcomes.UNITS[name]), *map(len, cells[name])) for name in shown}
+    titles = [sweep_outcomes.UNITS[name].rjust(widths[name]) for name in shown]
+    last = "largest part of the sum; design" if any(row.design for row in rows) else ""
+    lines = [f"    {'  '.join([*titles, last])}".rstrip()]
     numbered, rows = sweep_outcomes.numbers(rows), sweep_outcomes.by(rows, sort)
     for group in sorted(sweep_outcomes.alike(rows), key=lambda group: group[0].reason is not None):
         row, which = group[0], sweep_outcomes.spans(numbered[id(each)] for each in group)
@@ -55,19 +58,25 @@ def lines_of(rows: Sequence[Row], sort: str | None = None) -> list[str]:
         if row.reason is not None:
             lines.append(f"{name}: {row.reason}")
             continue
-        cells = []
-        for column, title in zip(shown, titles, strict=True):
-            found = sweep_outcomes.value(row, column)
-            digits = int(column in ("modelled", "measured"))
-            cells.append(("-" if found is None else f"{found:,.{digits}f}").rjust(len(title)))
-        largest = "time unknown: no model knows this kernel" if row.design and row.measured is None else "-"
-        if row.prediction is not None:
-            largest = f"{row.prediction.largest_part} ({row.prediction.least:,.0f} to {row.prediction.most:,.0f} us)"
-        lines += [name, f"    {'  '.join(cells)}  {largest}" + (f"; {row.design}" if row.design else "")]
+        facts = [_cell(row, column).rjust(widths[column]) for column in shown]
+        if row.design:
+            unknown = "-" if row.measured is not None else "time unknown: no model knows this kernel"
+            facts.append(f"{row.prediction.largest_part if row.prediction else unknown}; {row.design}")
+        lines += [name, f"    {'  '.join(facts)}".rstrip()]
         if row.config is None and row.counts:
             does = (f"{row.counts[what]:,.0f} {unit}" for what, unit in _SHOWN.items() if what in row.counts)
             lines.append("    " + ", ".join(does))
     return lines
+
+
+def _cell(row: Row, column: str) -> str:
+    """A value as the table has it, a modelled time with its range."""
+    found = sweep_outcomes.value(row, column)
+    if found is None:
+        return "-"
+    if column == "modelled":
+        return f"{found:,.1f} ({row.prediction.least:,.0f} to {row.prediction.most:,.0f})"
+    return f"{found:,.1f}" if column == "measured" else f"{found:,.0f}"
 
 
 def ranking(rows: Sequence[Row], count: int) -> list[str]:

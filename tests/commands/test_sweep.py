@@ -114,7 +114,13 @@ def test_a_program_is_run_once_for_each_configuration() -> None:
     assert [dict(row.settings) for row in rows] == settings
     for row, stages in zip(rows[:2], (1, 4), strict=True):
         memory = 16 * 32 * 4 * (stages + 1) + 2 * 8 * stages
-        assert row.reason is None and memory <= row.smem_bytes < memory + 2048 and not row.tmem
+        assert row.reason is None and memory <= row.smem_bytes < memory + 128 and not row.tmem
+        sizes = {region.name: region.nbytes for region in row.smem}
+        assert sizes == sizes | {"sx": 2048 * stages, "sy": 2048, "full": 8 * stages, "empty": 8 * stages}
+        assert {"sx", "sy", "full", "empty"} <= {*sizes} <= {"sx", "sy", "full", "empty", "static"}  # and padding
+        assert row.smem_limit == 48 * 1024
+        roles = {name.partition(": ")[2] for name in row.counts if name.startswith("warp instructions: ")}
+        assert roles == {"TMA load", "TMA store", "compute"}
         assert row.registers and row.stack_bytes == 0 and row.microseconds is None
         assert row.counts["TMA loads"] == 128 // 16 and row.counts["L2 bytes written"] == 128 * 32 * 4
     assert rows[0].registers != rows[1].registers  # another kernel: nothing of the first run is left
@@ -239,13 +245,30 @@ def test_rows_with_one_outcome_stand_together() -> None:
     assert [len(group) for group in alike(rows)] == [1, 3, 3, 2]
     assert len(alike([rows[1], dataclasses.replace(rows[2], design="weight on chip")])) == 2
     lines = lines_of(rows)
-    assert lines[1] == f"0  default: {BASE}" and lines[2].endswith("copies (3 to 5 us); streamed")
+    assert lines[1] == f"0  default: {BASE}" and lines[2].endswith("4.0 (3 to 5)  copies; streamed")
     assert lines[3] == "1-3  tile=0, stages=2|3|4" and lines[5] == "4-6  tile=1, stages=2|3|4"
     assert lines[-1] == "7-8  tile=2, stages=2|4: too large"
     assert settings_text([rows[1], rows[5]]) == "tile=0, stages=2; tile=1, stages=3"
     assert [spans(numbers) for numbers in ([3], [1, 2, 3, 5, 7, 8], [])] == ["3", "1-3, 5, 7-8", ""]
     with pytest.raises(ValueError, match="--sort registers: no row has it: must be one of 'shared', 'modelled'"):
         by(rows, "registers")
+
+
+def test_rows_are_sorted_by_a_field_as_numbers() -> None:
+    """A program's options are texts; the names of tunables may have hyphens; a row without the field comes last."""
+    rows = [Row({"tile_n": size}, reason="too large") for size in ("128", "64", "256")]
+    assert [row.settings["tile_n"] for row in by(rows, "tile-n")] == ["64", "128", "256"]
+    assert [row.settings["kind"] for row in by([Row({"kind": name}) for name in "ca"], "kind")] == ["a", "c"]
+    rows = [Row({}), Row({"n": 2}), Row({"m": 1}), Row({"n": 1})]
+    assert by(rows, "n") == [rows[0], rows[3], rows[1], rows[2]]
+    with pytest.raises(ValueError, match="--sort k: no row has it: must be one of .*, or a field: n, m$"):
+        by(rows, "k")
+
+
+def test_columns_that_no_row_has_are_not_shown() -> None:
+    """No model, tensor memory or design of a program's kernels."""
+    row = Row({"n": "1"}, registers=32, stack_bytes=0, smem=(SmemRegion("x", 0, 4096, 1),))
+    assert lines_of([row]) == ["    registers  stack B  shared B", "1  n=1", "           32        0     4,096"]
 
 
 @pytest.mark.parametrize("default", (True, False))
@@ -291,13 +314,17 @@ def test_what_a_field_changes() -> None:
     assert stages == "stages 2 to 3 (2 pairs): shared B +33.3% to +50.0%, modelled us within its range"
     times = {(1, 2): 6.0, (2, 2): 5.4, (1, 3): 6.0, (2, 3): 2.0}
     some = [made(time, 8, tile=tile, stages=stages) for (tile, stages), time in times.items()]
-    assert effects(some)[0] == "tile 1 to 2 (2 pairs): modelled us -66.7% beyond its range in 1 of 2"
+    assert effects(some)[0] == "tile 1 to 2 (2 pairs): modelled us -66.7% in 1 pair of 2, in the rest within its range"
     assert effects([*rows[:1], Row({"tile": 1, "stages": 3}, reason="too large")]) == []
     known, unknown = Row({"n": 1}, counts={"a": 4}), Row({"n": 2}, counts={"b": 4})
     assert effects([known, unknown]) == ["n 1 to 2 (1 pair): nothing is known of both"]
     assert effects([made(None, 8, n=1), made(None, 8, n=2)]) == ["n 1 to 2 (1 pair): no change of shared B"]
     counted = [dataclasses.replace(row, counts={"conflicts": count}) for row, count in zip(rows[:2], (0, 32))]
     assert effects(counted)[0].endswith("conflicts +32")
+    followed = [*rows[:3], dataclasses.replace(rows[3], others={"loads": 2})]
+    alone, both, *_ = effects(followed)
+    assert alone == "tile 1 to 2 (1 pair): shared B +200.0%, modelled us -50.0%"
+    assert both == "tile 1 to 2 with loads (1 pair): shared B +166.7%, modelled us -50.0%"
 
 
 def test_a_front_of_any_two_columns() -> None:
@@ -356,7 +383,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     text = capsys.readouterr().out
     time = predict(make_plan(LARGE, dataclasses.replace(BASE, tile_n=256, stages=3))).microseconds
-    assert f"{time:,.1f}  operands from L2 ({0.88 * time:,.0f} to {1.12 * time:,.0f} us); patch_embed: weight" in text
+    assert f"{time:,.1f} ({0.88 * time:,.0f} to {1.12 * time:,.0f})  operands from L2; patch_embed: weight" in text
     assert "0  default: Sm100ResidentConfig(" in text and "; patch_embed: weight in tensor memory" in text
     assert b200.CAVEAT in text
     assert "2  tile_n=256, stages=6 (with store_buffers=1)" in text
@@ -378,7 +405,7 @@ def test_a_table_without_compilation(
     assert "stages=6, epilogue_warps=5, stagger_clocks=80|40, tmem_load_width=32 (with store_buffers=1)" in text
     assert "37-48  stages=7, epilogue_warps=4|5, stagger_clocks=80|40, tmem_load_width=16|32|64: stages = 7:" in text
     assert "varying tmem_load_width 16 to 64 (12 pairs): modelled us within its range" in text
-    assert "varying stages 4 to 6 (12 pairs, in 12 of which other fields follow): " in text
+    assert "varying stages 4 to 6 with store_buffers (" in text
     found = json.loads((tmp_path / "rows.json").read_text())
     assert len(found) == 49 and found[0]["row"] == 0 and "registers" not in found[0]
     times = {row["modelled_us"] for row in found if row["tmem_load_width"] == 64 and row["refused"] is None}

@@ -98,7 +98,7 @@ def report(finding: Finding, reporter: Reporter) -> None:
             seed=schedule.seed,
             schedule=tuple(schedule.arguments()),
             steps=steps,
-            notes=(*order, "the replay fails if the program's own checks notice",),
+            notes=(*order, "the replay runs the program under this schedule, and fails if it compares its result"),
         )
     )
 

@@ -1,6 +1,7 @@
 """Causes of accesses that come too early: rows of the table of `causes`."""
 
 import functools
+import math
 from collections.abc import Callable
 
 from cute_kernels.emulator.facts import Located, Moment, WarpName
@@ -578,6 +579,12 @@ def _copy_unheard(e: Evidence) -> Fields | None:
     return None if heard else {"full": e.name(last.place)}
 
 
+def _beside_other_warps(e: Evidence) -> Fields | None:
+    """The CTA has several warps: this one came first to what may be a fault between them, too."""
+    launch = e.error.launch
+    return {} if launch is not None and math.prod(launch.block) > _LANES else None
+
+
 def _says(*words: str) -> Callable[[Evidence], Fields | None]:
     return lambda e: {} if all(word in e.error.message for word in words) else None
 
@@ -692,6 +699,9 @@ ACCESSES: tuple[Cause, ...] = (
                  "cp_async_bulk_wait_group(0, read=True)"),
     *_group_rows(("source-in-use", "register-in-flight"), ("wgmma",), "warpgroup.commit_group()",
                  "warpgroup.wait_group(0)"),
+    Cause(("lanes-race",), _beside_other_warps, "a barrier is missing between {use} and {here}: if other warps of the "
+          "CTA read or write this array, too, sync_threads or a named barrier of them all; if this warp alone does, "
+          "cute.arch.sync_warp(): lanes of a warp do not run in lockstep"),
     Cause(("copy-in-flight", "shared-race"), _no_barrier, "a barrier is missing between {write} and the read at "
           "{here}: sync_threads, or a named barrier of all who write and read; a wait for cp.async tells its own "
           "thread alone"),

@@ -43,9 +43,7 @@ _RACES = (
          "wgmma.wait_group, or the mbarrier of its tcgen05.commit); then a barrier tells the threads that write",
          detector=True),
     Kind("lanes-race", "{later} {reads} {space} memory that {earlier} by another lane of the same warp {read}, with no "
-         "bar.warp.sync in between",
-         "cute.arch.sync_warp() between the two: lanes of a warp do not run in lockstep; if other warps read or write "
-         "this array, too, a barrier of them all in its place: sync_threads, or a named barrier",
+         "bar.warp.sync in between", "cute.arch.sync_warp() between the two: lanes of a warp do not run in lockstep",
          detector=True),
     Kind("weak-order", "{later} {reads} {space} memory that {earlier} {read}, and the synchronisation between them is "
          "relaxed, or of too narrow a scope",

@@ -37,6 +37,16 @@ def faulty(x: cute.Tensor, y: cute.Tensor):
 
 
 @cute.kernel
+def summed(x: cute.Tensor, y: cute.Tensor):
+    """One lane of each warp writes a part of the sum, and all threads add the parts."""
+    thread, _, _ = cute.arch.thread_idx()
+    parts = cute.make_tensor(cute.arch.alloc_smem(cutlass.Float32, 2), cute.make_layout(2))
+    if thread % 32 == 0:
+        parts[thread // 32] = x[thread]
+    y[thread] = parts[0] + parts[1]
+
+
+@cute.kernel
 def transposed(x: cute.Tensor, y: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     cube = cute.make_tensor(cute.arch.alloc_smem(cutlass.Float32, THREADS), cute.make_layout((4, 4, 4)))
@@ -46,8 +56,7 @@ def transposed(x: cute.Tensor, y: cute.Tensor):
 
 @cute.jit
 def launch(x: cute.Tensor, y: cute.Tensor):
-    kernel = transposed(x, y) if FAULT == "cube" else faulty(x, y)
-    kernel.launch(grid=(1, 1, 1), block=(THREADS, 1, 1))
+    {"cube": transposed, "sum": summed}.get(FAULT, faulty)(x, y).launch(grid=(1, 1, 1), block=(THREADS, 1, 1))
 
 
 x = torch.randn(THREADS, device="cuda")

@@ -90,16 +90,17 @@ def test_a_program_that_gives_the_size_has_names() -> None:
         ("never", "the mbarrier ring[byte 8] is used, and is not initialised"),
         ("cube", "cube[0, 0, 3]"),
         ("ring", "cube[0, 0, stage 1]"),
+        ("sum", "if other warps of the CTA read or write this array, too, sync_threads or a named barrier"),
     ],
 )
 def test_barriers_and_stages_have_the_names_of_the_source(fault: str, words: str) -> None:
     """An mbarrier in an argument by name, in a list, or nowhere initialised; a third coordinate is a stage where
-    something fills stages."""
+    something fills stages. A race of the lanes of one warp may be one of several warps."""
     found: list[EmulatorError] = []
     with capture("sm_90a") as session:
         assert run_program(str(PROGRAM.with_name("named_program.py")), [fault], session, found.append) != 0
     report = diagnose(found[0])
-    assert words in report.sentence + report.memory
+    assert words in report.sentence + report.memory + report.help
 
 
 def test_symbols_of_ptx() -> None:
