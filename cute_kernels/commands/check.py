@@ -2,9 +2,10 @@
 
 import argparse
 import functools
+import hashlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels.commands import emulate as command
 from cute_kernels.commands import workers
@@ -12,14 +13,18 @@ from cute_kernels.common import files
 from cute_kernels.common.progress import ProgressLine
 from cute_kernels.emulator import errors
 from cute_kernels.emulator.checking import outcomes
+from cute_kernels.emulator.checking.mutation import campaign
 from cute_kernels.emulator.checking.search import Budget, PastPhases, Search, Tally
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import program_run
 from cute_kernels.emulator.programs.capturing import capture
-from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.emulator.programs.recorded import RecordedLaunch, Recorder
 from cute_kernels.emulator.reports.document import Outcome
 from cute_kernels.emulator.reports.reporter import Reporter
+
+if TYPE_CHECKING:
+    from cute_kernels.explore.store import Lines
 
 EXIT_STATUSES = command.exit_statuses(
     {
@@ -70,6 +75,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="also try schedules of launches with a certificate; if one fails, the emulator has a bug",
     )
     workers.add_worker_arguments(parser)
+    workers.add_store(parser, "run in order")
 
 
 def seconds(text: str) -> float:
@@ -93,8 +99,10 @@ def seeds(text: str) -> int:
 def check(options: argparse.Namespace) -> int:
     """Runs the program and its launches; returns the exit status, see `EXIT_STATUSES`. Raises SystemExit: the program's
     own; OSError: no such program; ValueError: the program launches nothing."""
+    if options.store is not None and options.keep_going:
+        raise ValueError("--store and --keep-going: a run that goes on after reports is not kept")
     past = PastPhases()
-    return reporting(options, "check", functools.partial(_check, past), past)
+    return reporting(options, "check", functools.partial(_check, past, workers.store_of(options)), past)
 
 
 Run = Callable[[argparse.Namespace, Recorder, dict[str, Any], Reporter, Outcome], int]
@@ -129,8 +137,8 @@ def reporting(options: argparse.Namespace, name: str, run: Run, past: PastPhases
 
 
 def _check(
-    past: PastPhases, options: argparse.Namespace, recorder: Recorder, how: dict[str, Any], reporter: Reporter,
-    outcome: Outcome,
+    past: PastPhases, store: "Lines | None", options: argparse.Namespace, recorder: Recorder, how: dict[str, Any],
+    reporter: Reporter, outcome: Outcome,
 ) -> int:
     limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
     budget = Budget(limit, options.seeds)
@@ -144,6 +152,9 @@ def _check(
             recorder.launches, budget, how, options.results_may_differ, progress, always=options.always_search,
             places_alone=past.noted is not None, **where,
         )
+        if store is not None:
+            kept = Kept(store, options, recorder)
+            search.kept, search.keep = kept.found, kept.add
         finding = search.run()
     outcome.launches = outcomes.launches_of(search.launches)
     if not options.quiet:
@@ -172,6 +183,36 @@ def _check(
         return errors.FAULT if reporter.faults else 0
     outcomes.report(finding, reporter)
     return errors.REFUSED if finding.refused else errors.FAULT
+
+
+class Kept:
+    """Runs of a program's launches that are in order, in a file."""
+
+    def __init__(self, store: "Lines", options: argparse.Namespace, recorder: Recorder) -> None:
+        words = [*command.run_words(options), *["--results-may-differ"] * options.results_may_differ]
+        self._store, self._origin = store, workers.origin_of(options, words)
+        self._launches = [_digest(each) for each in recorder.launches]
+
+    def found(self, number: int, schedule: Schedule) -> bool:
+        """Whether the file has the run."""
+        return self._store.found(self._about(number, schedule)) is not None
+
+    def add(self, number: int, schedule: Schedule) -> None:
+        """Appends a run."""
+        self._store.append(self._about(number, schedule), {})
+
+    def _about(self, number: int, schedule: Schedule) -> dict[str, Any]:
+        return {**self._origin, "launch": number, "launched": self._launches[number], "run": schedule.arguments()}
+
+
+def _digest(recorded: RecordedLaunch) -> str:
+    """Of PTX, sizes, parameters and the memory that the launch found: a run says nothing of another input."""
+    launch = recorded.launch
+    sizes = launch.grid, launch.block, launch.cluster, launch.dynamic_smem
+    digest = hashlib.sha256(repr((launch.ptx, sizes, campaign.parameters_of(recorded))).encode())
+    for image in recorded.memory:
+        digest.update(image.content)
+    return digest.hexdigest()
 
 
 def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter) -> Recorder | int:

@@ -2,12 +2,11 @@
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import json
-import os
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.commands import check, workers
@@ -94,15 +93,12 @@ def mutate(options: argparse.Namespace) -> int:
     no mutant of that key."""
     if options.output is not None:
         files.check_output(options.output)
-    if options.resume and options.store is None:
-        raise ValueError("--resume is for --store FILE")
-    if options.store is not None:
-        files.check_output(options.store)
-    return check.reporting(options, "mutate", _mutate)
+    return check.reporting(options, "mutate", functools.partial(_mutate, workers.store_of(options)))
 
 
 def _mutate(
-    options: argparse.Namespace, recorder: Recorder, how: dict[str, Any], reporter: Reporter, outcome: Outcome
+    store: "Lines | None", options: argparse.Namespace, recorder: Recorder, how: dict[str, Any], reporter: Reporter,
+    outcome: Outcome,
 ) -> int:
     kernels = [each for each in campaign.kernels(recorder.launches, options.launches) if options.kernel in each.name]
     if not kernels:
@@ -112,15 +108,11 @@ def _mutate(
     if not any(numbers for _, numbers in work):
         what = f"has {options.match!r} in its key" if options.match else "is there"
         raise ValueError(f"no mutant {what}: the kernels' PTX has no such synchronisation")
-    start, verdicts, store = time.perf_counter(), [], None
-    if options.store is not None:
-        import cute_kernels.explore.store as stores  # needs torch
-
-        store = stores.Lines(options.store, resume=options.resume)
+    start, verdicts = time.perf_counter(), []
     with workers.workers_of(options) as where:
         for kernel, numbers in work:
             try:
-                found = judge(kernel, numbers, how, where, options.quiet, store and Kept(store, options, kernel, how))
+                found = judge(kernel, numbers, how, where, options.quiet, store and Kept(store, options, kernel))
             except EmulatorError as error:
                 # Under one of six schedules, which need not be one that options of `emulate` describe.
                 reporter.replay = lambda schedule: command.replay_words(options, schedule, "check")
@@ -156,15 +148,11 @@ def chosen(kernel: Kernel, options: argparse.Namespace) -> list[int]:
 class Kept:
     """Verdicts on mutants of a kernel in a file."""
 
-    def __init__(self, store: "Lines", options: argparse.Namespace, kernel: Kernel, how: dict[str, Any]) -> None:
-        import cute_kernels.explore.store as stores
-
+    def __init__(self, store: "Lines", options: argparse.Namespace, kernel: Kernel) -> None:
         self._store, self._kernel = store, kernel
         self._origin = {
-            "program": os.path.abspath(options.script), "arguments": options.arguments, "arch": options.arch,
-            "digest": stores.program_digest(Path(options.script).resolve()), "launches": options.launches,
+            **workers.origin_of(options, command.run_words(options)), "launches": options.launches,
             "ptx": hashlib.sha256(kernel.ptx.encode()).hexdigest(), "kernel": kernel.name,
-            "options": {name: repr(one) for name, one in how.items() if name != "going_on"},
         }  # fmt: skip
 
     def found(self, number: int) -> Verdict | None:

@@ -1,12 +1,19 @@
 """Where the tasks of a campaign run: the options ``--jobs`` and ``--executor`` of several commands."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.common import executors, files
+
+if TYPE_CHECKING:
+    from cute_kernels.explore.store import Lines
 
 JOBS = 2
 """Processes of a command that is not told how many."""
@@ -18,6 +25,29 @@ def add_store(parser: argparse.ArgumentParser, what: str) -> None:
         "--store", type=files.from_here, metavar="FILE", help=f"append each {what} as JSON as soon as it is found"
     )
     parser.add_argument("--resume", action="store_true", help=f"take from --store each {what} that it has")
+
+
+def store_of(options: argparse.Namespace) -> Lines | None:
+    """The file of `add_store`; None without. Raises ValueError: --resume alone; OSError: a file that exists, or cannot
+    be written."""
+    if options.store is None:
+        if options.resume:
+            raise ValueError("--resume is for --store FILE")
+        return None
+    import cute_kernels.explore.store as stores  # needs torch
+
+    files.check_output(options.store)
+    return stores.Lines(options.store, resume=options.resume)
+
+
+def origin_of(options: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """What findings on a program depend on: its text and arguments, and ``words`` of the options of its runs."""
+    import cute_kernels.explore.store as stores
+
+    return {
+        "program": os.path.abspath(options.script), "arguments": options.arguments, "arch": options.arch,
+        "digest": stores.program_digest(Path(options.script).resolve()), "options": list(words),
+    }  # fmt: skip
 
 
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:

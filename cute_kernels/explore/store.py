@@ -93,7 +93,7 @@ def merge(paths: Iterable[Path], output: Path) -> int:
     for path in paths:
         for key, record in _read(path).items():
             if found.setdefault(key, record) != record:
-                what = "mutant" if "mutant" in record else "settings"
+                what = next(name for name in ("mutant", "run", "settings") if name in record)
                 raise ValueError(f"{what} = {record[what]} in {path}: must be what another file says")
     files.write_text(output, "".join(json.dumps(record) + "\n" for record in found.values()))
     return len(found)

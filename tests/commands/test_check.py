@@ -16,6 +16,7 @@ from tests.emulator import exit_program
 from tests.emulator.checking import ticket_program
 from tests.emulator.checking.planted import planted, report_file
 from tests.emulator.reports import report_files
+from tests.processes import run_python
 
 TICKETS = str(Path(ticket_program.__file__))
 EXITS = str(Path(exit_program.__file__))
@@ -76,6 +77,33 @@ def test_a_sound_kernel_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     written = report_files.validated(report)
     assert (written["status"], written["diagnostics"]) == (0, [])
     assert (written["summary"]["runs"], [each["kernel"] for each in written["launches"]]) == (30, ["add_bias"] * 2)
+
+
+def test_a_check_goes_on_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs that were lost are repeated and no others; another input has other runs."""
+    store, program, seed = tmp_path / "runs.jsonl", tmp_path / "program.py", tmp_path / "seed"
+    head, main, rest = planted(None, tmp_path).read_text().partition('if __name__ == "__main__":\n')
+    program.write_text(f"{head}{main}    torch.manual_seed(int(open({str(seed)!r}).read()))\n{rest}")
+    words = ["--always-search", "--seeds", "2", "--jobs", "1", "--store", str(store)]
+
+    def checked(number: int, *more: str) -> str:
+        """The summary; each in a process of its own, whose memory has nothing of another run."""
+        seed.write_text(str(number))
+        done = run_python("-m", "cute_kernels", "check", "--arch", "sm_90a", *words, *more, str(program))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1].partition("schedule: ")[2]
+
+    assert checked(1) == "28 systematic, 4 random; clean"
+    lines = store.read_text().splitlines()
+    assert len(lines) == 32
+    store.write_text("\n".join([*lines[:2], *lines[4:], lines[3][:40]]))
+    assert checked(1, "--resume") == "2 systematic, 0 random; 30 runs taken from --store; clean"
+    assert checked(2, "--resume") == "28 systematic, 4 random; clean"
+    assert check(*words, str(program)) == check("--resume", str(program)) == 2
+    assert check(*words, "--resume", "--keep-going", str(program)) == 2
+    errors = capsys.readouterr().err
+    said = ("go on with it by --resume", "--resume is for --store FILE", "--keep-going: a run that")
+    assert all(each in errors for each in said)
 
 
 def test_any_name_of_a_program_is_found_again(

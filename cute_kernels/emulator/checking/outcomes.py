@@ -67,6 +67,7 @@ def summary(launches: Sequence[RecordedLaunch], total: int, tally: Tally, clean:
     if reasons := untried(launches):
         listed = "; ".join(f"{number}: {reason}" for reason, number in reasons.items())
         text += f"; {counted(sum(reasons.values()), 'place')} not tried ({listed})"
+    text += f"; {counted(tally.kept, 'run')} taken from --store" if tally.kept else ""
     if not clean:
         return text
     return text + ("; clean" if tally.complete else "; clean, but not all systematic schedules fitted into --seconds")

@@ -75,6 +75,7 @@ class Tally:
     random: int = 0
     complete: bool = False  # all systematic ones ran
     certified: int = 0  # launches whose certificate stands for all schedules, so that none is tried
+    kept: int = 0  # runs that were known, and not repeated
 
     @property
     def runs(self) -> int:
@@ -174,6 +175,7 @@ class PastPhases:
 
 #: "", or the attribute of `Tally` that counts such runs; number of the launch.
 _Planned = tuple[str, int, Schedule, Meeting | None]
+_KEPT = ("systematic", "random")
 _DEEPEST = 20  # holds of an order
 _SHARE = 0.5  # of the time, for places and their orders
 
@@ -197,6 +199,9 @@ class Search:
     reduction: float = 30.0  # seconds that steps of a failing schedule are reduced for
     always: bool = False  # launches with a certificate are searched like all others
     places_alone: bool = False  # nothing else is tried than places
+    # whether a launch is known to be in order under a systematic or random schedule, and what is told of one that is
+    kept: Callable[[int, Schedule], bool] = lambda number, schedule: False
+    keep: Callable[[int, Schedule], None] = lambda number, schedule: None
 
     def __post_init__(self) -> None:
         self._timely = True
@@ -245,6 +250,9 @@ class Search:
                 if left <= 0:
                     self._timely = False
                     return
+                if planned[0] in _KEPT and self.kept(*planned[1:3]):
+                    self.tally.kept += 1
+                    continue
                 drawn.append(planned)
                 self.progress(self.tally, time.monotonic() - self._start)
                 yield *planned[1:3], None if left == math.inf else left
@@ -259,6 +267,8 @@ class Search:
                 self._note(number, meeting, trial)
             if phase:
                 setattr(self.tally, phase, getattr(self.tally, phase) + 1)
+            if phase in _KEPT and not trial.kind:
+                self.keep(number, schedule)
             if phase in ("places", "orders") and schedule.steps:
                 self._orders[number].learn(schedule.steps, trial.meetings)
             if trial.kind and found is None:

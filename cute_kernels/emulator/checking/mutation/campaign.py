@@ -44,7 +44,7 @@ def kernels(launches: Sequence[RecordedLaunch], most_launches: int | None = None
     for each in launches:
         launch = each.launch
         shape = (launch.grid, launch.block, launch.cluster, launch.dynamic_smem)
-        behaviour = (*shape, each.warp_instructions, _parameters(each))
+        behaviour = (*shape, each.warp_instructions, parameters_of(each))
         different = by_kernel.setdefault(each.kernel, {})
         # One that may overlap the launch before it shows more than an equal one that may not.
         if behaviour not in different or (different[behaviour].previous is None and each.previous is not None):
@@ -61,7 +61,7 @@ _MAP_WORDS = 64  # bytes of a tensor map that `cute_kernels.emulator.machine.uni
 _LARGEST_INTEGER = 1 << 25  # the bits of a float32 that is not 0 or smaller than 1e-37 are a larger one
 
 
-def _parameters(launch: RecordedLaunch) -> tuple:
+def parameters_of(launch: RecordedLaunch) -> tuple:
     """The parameters, with size of the memory, place in it and integers there for an address: equal for equal work."""
     images = sorted(launch.memory, key=lambda image: image.address)
     starts = [image.address for image in images]
