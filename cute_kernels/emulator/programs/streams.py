@@ -328,7 +328,8 @@ class Event:
         return id(self)
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds. Raises ValueError: of events that were made without a time, or were not recorded."""
+        """Milliseconds of the host's clock between the two, which say nothing of a GPU. Raises ValueError: of events
+        that were made without a time, or were not recorded."""
         if not (self._takes_time and end._takes_time):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if not (self.seconds and end.seconds):

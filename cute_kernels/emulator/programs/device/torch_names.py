@@ -35,8 +35,16 @@ def names(device: Any) -> Iterator[tuple[object, str, object]]:
     for name, value in of_c(device).items():
         yield torch._C, name, value
     yield from _of_cuda(device)
+    yield torch.UntypedStorage, "_share_cuda_", _not_shared
     yield torch.version, "cuda", "13.0"  # as the driver says
     yield torch.profiler, "profile", Profile
+
+
+def _not_shared(storage: torch.UntypedStorage) -> None:
+    raise RuntimeError(
+        "a 'cuda' tensor of an emulated program is sent to another process: the emulator runs no process that is "
+        "spawned, and shares no memory of its device; send tensor.cpu(), or use threads"
+    )
 
 
 _WITHOUT_EFFECT = (

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import cuda.bindings.driver as cuda
@@ -21,6 +22,7 @@ import cutlass.cute as cute
 import pytest
 import torch
 import torch._dynamo
+import torch.multiprocessing  # which tells the pickler how tensors are shared
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -117,6 +119,13 @@ SAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "the name of a type": lambda x: x.cpu().type("torch.cuda.FloatTensor"),
     "a view in inference": torch.inference_mode()(lambda x: x.view(-1, 2).clone().view(x.shape)),
 }
+
+
+def test_a_tensor_for_another_process_is_refused_by_name(session: Session) -> None:
+    x = torch.ones(2, device="cuda")
+    with pytest.raises(RuntimeError, match="a 'cuda' tensor .* is sent to another process: .*; send tensor.cpu()"):
+        ForkingPickler.dumps(x)
+    assert ForkingPickler.dumps(x.cpu()) is not None
 
 
 @pytest.mark.parametrize("way", SAME)
