@@ -79,6 +79,8 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         help="FILE.ipynb is written and opened, FILE.html only written (default: explore.ipynb; if that exists, "
         "explore-2.ipynb, ..)",
     )  # fmt: skip
+    text = "row of an .html page whose layouts and timeline are shown (default: one of the quickest)"
+    parser.add_argument("--row", type=int, metavar="N", help=text)
     parser.add_argument("--no-browser", action="store_true", help="JupyterLab prints its address and opens no browser")
     parser.add_argument("--allow-root", action="store_true", help="JupyterLab runs as root, as in a container")
     add_plan(parser, names)
@@ -213,7 +215,7 @@ def run_explore(options: argparse.Namespace) -> int:
         trace = output.with_suffix(".trace.json")
         with ProgressLine() as line:
             seen = line.following(len(subject.settings), sweep_text.outcome)
-            text = notebook.page(subject, jobs, seen, trace, _store_of(options))
+            text = notebook.page(subject, jobs, seen, trace, _store_of(options), options.row)
         files.write_text(output, text)
         files.show(str(output))
         return 0

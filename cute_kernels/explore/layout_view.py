@@ -11,7 +11,10 @@ from cute_kernels.common.words import counted
 from cute_kernels.config import ITEMSIZE
 from cute_kernels.dsl.layouts import offsets, swizzled
 
-BYTES = {**ITEMSIZE, "bf16": 2, "f16": 2, "f32": 4, "f8": 1, "i8": 1, "u8": 1, "i32": 4, "f64": 8}
+BYTES = {
+    **ITEMSIZE, "bf16": 2, "f16": 2, "fp16": 2, "f32": 4, "fp32": 4, "tf32": 4, "f64": 8, "fp64": 8, "f8": 1, "fp8": 1,
+    "i8": 1, "u8": 1, "i32": 4,
+}  # fmt: skip
 """Bytes of an element by the name of its type."""
 
 _BANKS, _WORD, _WAVEFRONT, _WIDEST, _WARP = 32, 4, 128, 16, 32
@@ -76,7 +79,7 @@ class Shown:
 
 
 def show_layout(
-    layout: Any, *, swizzle: str = "", dtype: str = "bf16", lanes: str = "(32,1):(1,0)", load: bool = True
+    layout: Any, *, swizzle: str = "", dtype: Any = "bf16", lanes: str = "(32,1):(1,0)", load: bool = True
 ) -> Shown:
     """Places of a layout in shared memory, and what it costs a warp to access it.
 
@@ -86,7 +89,7 @@ def show_layout(
             has it. The first mode is rows; further ones are columns, the first fastest.
         swizzle: ``B,M,S``, of addresses in bytes, as those of pointers to shared memory are: for a composed layout of
             which a pointer gets ``inner``, this and the text of ``outer``.
-        dtype: a key of `BYTES`.
+        dtype: a key of `BYTES`, or a dtype of torch.
         lanes: layout from (lane, value) to the index of a coordinate, rows fastest, as CuTe's thread-value layouts.
             Values of a lane that are neighbours in memory are one access of up to 16 bytes.
         load: a load, whose lanes may share a wavefront where a store's do not.
@@ -99,6 +102,7 @@ def show_layout(
         own, offset, text = found[1], int(found[2]), found[3]
     if swizzle and not re.fullmatch(r"\d+,\d+,\d+", swizzle):
         raise ValueError(f"swizzle = {swizzle}: must be three numbers, B,M,S")
+    dtype = str(dtype).removeprefix("torch.")
     if dtype not in BYTES:
         raise ValueError(f"dtype = {dtype}: must be one of {', '.join(BYTES)}")
     size, plain, index = BYTES[dtype], offset + _places("layout", text), _places("lanes", lanes)

@@ -26,11 +26,13 @@ def page(
     seen: Callable[[Row], None],
     trace: Path | None = None,
     store: Store | None = None,
+    number: int | None = None,
 ) -> Page:
     """The page of all rows of a subject, evaluated in ``jobs`` processes; ``seen`` and ``store`` as of
-    `sweep_table.sweep`, ``trace`` as of `explorer.timeline`."""
+    `sweep_table.sweep`, ``trace`` as of `explorer.timeline`, ``number`` of the row that has it. Raises ValueError: no
+    such row can be shown."""
     rows = subject.explored(jobs=jobs, seen=seen, store=store)
-    return explorer.page(rows, subject, subject.timeline(rows, trace), trace and trace.name)
+    return explorer.page(rows, subject, subject.timeline(rows, trace, number), trace and trace.name)
 
 
 def unused(path: Path) -> Path:

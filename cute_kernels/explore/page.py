@@ -276,7 +276,9 @@ def _layouts(found: Mapping[str, Any]) -> Iterator[str]:
     """Banks of the tensors of one row, and what lines cost that access shared memory."""
     memory = found["memory"]
     yield _tag("h2", _text(f"Layouts in shared memory of {found['of']}"))
-    yield "<p>A cell is the bank in which 16 bytes begin, or one element, where neighbours lie apart.</p>\n"
+    yield "<p>A cell is the bank in which 16 bytes begin, or one element, where neighbours lie apart. Layouts and "
+    yield "timeline of another row: <code>cute-kernels explore .. --row N</code>, in a notebook "
+    yield "<code>subject.timeline(rows, number=N)</code>.</p>\n"
     for tensor in memory.tensors:
         banks = tensor.banks()
         rows = ("".join(_bank(bank) for bank in row[:_MOST_PIECES]) for row in banks[:_MOST_ROWS])

@@ -46,12 +46,15 @@ class Kernel:
 
         return explorer.measured(self.problem, self.rows(counted=True, **how))
 
-    def timeline(self, rows: Sequence[Row], trace: Path | None = None) -> dict[str, Any] | None:
-        """Who waits for whom in the quickest of the rows, as `explorer.timeline`; None where none was counted."""
+    def timeline(
+        self, rows: Sequence[Row], trace: Path | None = None, number: int | None = None
+    ) -> dict[str, Any] | None:
+        """Who waits for whom in a row by its number, as `explorer.timeline`; without one in the quickest; None where
+        none was counted. Raises ValueError: there is no such row, or it was not counted."""
         import cute_kernels.explore.explorer as explorer
 
-        row = _quickest([row for row in rows if row.small is not None])
-        return None if row is None else explorer.timeline(row, trace=trace)
+        row = _shown(rows, [row for row in rows if row.small is not None], number)
+        return None if row is None else _of_row(rows, row, explorer.timeline(row, trace=trace))
 
     def code(self, row: Row) -> str:
         """Python that plans a row."""
@@ -90,12 +93,18 @@ class Program:
 
     explored = rows
 
-    def timeline(self, rows: Sequence[Row], trace: Path | None = None) -> dict[str, Any] | None:
-        """Who waits for whom in the first legal row, as `explorer.timeline_of_program`; None where none is legal."""
+    def timeline(
+        self, rows: Sequence[Row], trace: Path | None = None, number: int | None = None
+    ) -> dict[str, Any] | None:
+        """Who waits for whom in a row by its number, as `explorer.timeline_of_program`; without one in the first legal
+        row; None where none is legal. Raises ValueError: there is no such row, or it is not legal."""
         import cute_kernels.explore.explorer as explorer
 
-        row, given = _quickest(rows), {"arch": self.arch, "arguments": self.arguments, "trace": trace}
-        return None if row is None else explorer.timeline_of_program(self.script, row.settings, **given)
+        row = _shown(rows, [row for row in rows if row.reason is None], number)
+        given = {"arch": self.arch, "arguments": self.arguments, "trace": trace}
+        if row is None:
+            return None
+        return _of_row(rows, row, explorer.timeline_of_program(self.script, row.settings, **given))
 
     def code(self, row: Row) -> str:
         """The command that runs a row."""
@@ -119,10 +128,20 @@ table = explorer.frame(rows)  # of pandas, where it is installed"""
     return [edited, SHOWN]
 
 
-def _quickest(rows: Sequence[Row]) -> Row | None:
-    """The first row of the first level of time, or the first legal one."""
-    levels = sweep_outcomes.ranked(rows)
-    return levels[0][0] if levels else next((row for row in rows if row.reason is None), None)
+def _shown(rows: Sequence[Row], able: Sequence[Row], number: int | None) -> Row | None:
+    """Of the rows that can be shown the one of a number; without one the first of the first level of time, or the first
+    legal one."""
+    numbered = {sweep_outcomes.numbers(rows)[id(row)]: row for row in able}
+    if number is not None and number not in numbered:
+        allowed = sweep_outcomes.spans(numbered) or "none, since no row can be run"
+        raise ValueError(f"--row {number}: must be one of {allowed}")
+    levels = sweep_outcomes.ranked(able)
+    return numbered[number] if number is not None else levels[0][0] if levels else next(iter(able), None)
+
+
+def _of_row(rows: Sequence[Row], row: Row, found: dict[str, Any]) -> dict[str, Any]:
+    number = sweep_outcomes.numbers(rows)[id(row)]
+    return found | {"of": f"row {number}: {found['of']}"}
 
 
 def kernel(

@@ -189,6 +189,19 @@ def test_the_timeline_is_of_the_configuration_that_is_asked_for() -> None:
         explorer.timeline_of_program(str(PROGRAM), {"rows": 24}, arch="sm_90a", arguments=["--m", "64"])
 
 
+def test_the_timeline_is_of_the_row_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a number of the first legal one; rows have theirs where others are refused, too."""
+    monkeypatch.setattr(explorer, "timeline_of_program", lambda _, settings, **__: {"of": f"n={settings['n']}"})
+    subject = subjects.Program("program.py", [], "sm_90a", {"n": ("1", "2", "3")})
+    rows = [Row({"n": "1"}, reason="too small"), Row({"n": "2"}), Row({"n": "3"})]
+    assert [subject.timeline(rows, number=number)["of"] for number in (None, 3)] == ["row 2: n=2", "row 3: n=3"]
+    with pytest.raises(ValueError, match="--row 1: must be one of 2-3"):
+        subject.timeline(rows, number=1)
+    assert subject.timeline(rows[:1]) is None
+    with pytest.raises(ValueError, match="--row 1: must be one of none, since no row can be run"):
+        subject.timeline(rows[:1], number=1)
+
+
 def test_the_notebook_is_written_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
     monkeypatch.setattr(extras, "require", lambda *_: None)

@@ -139,6 +139,12 @@ def test_lanes_of_a_load_that_read_the_same_share_a_wavefront() -> None:
     assert (store.requests, store.wavefronts, store.conflicts) == (1, 4, 0)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "fp32", "tf32", torch.float32])
+def test_a_type_has_the_names_that_people_give_it(dtype: str | torch.dtype) -> None:
+    shown = show_layout("(2,4):(4,1)", dtype=dtype, lanes="(1,1):(0,0)")
+    assert shown.byte.tolist() == [[0, 4, 8, 12], [16, 20, 24, 28]]
+
+
 def test_in_a_notebook() -> None:
     html = show_layout("(8,64):(64,1)", swizzle="3,4,3", lanes="(8,8):(1,8)")._repr_html_()
     assert html.count("<td") == 512 and 'title="row 1, column 0, byte 144, bank 4, lane 1"' in html
