@@ -206,7 +206,7 @@ class Kept:
 
 
 def _digest(recorded: RecordedLaunch) -> str:
-    """Of PTX, sizes, parameters and the memory that the launch found: a run says nothing of another input."""
+    """Digest of PTX, sizes, parameters and the memory that a launch found: a run says nothing of another input."""
     launch = recorded.launch
     sizes = launch.grid, launch.block, launch.cluster, launch.dynamic_smem
     digest = hashlib.sha256(repr((launch.ptx, sizes, campaign.parameters_of(recorded))).encode())

@@ -41,7 +41,7 @@ def store_of(options: argparse.Namespace) -> Lines | None:
 
 
 def origin_of(options: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
-    """What findings on a program depend on: its text and arguments, and ``words`` of the options of its runs."""
+    """Facts that findings on a program depend on: text and arguments, and ``words`` of the options of its runs."""
     import cute_kernels.explore.store as stores
 
     return {

@@ -129,7 +129,7 @@ table = explorer.frame(rows)  # of pandas, where it is installed"""
 
 
 def _shown(rows: Sequence[Row], able: Sequence[Row], number: int | None) -> Row | None:
-    """Of the rows that can be shown the one of a number; without one the first of the first level of time, or the first
+    """The row of a number, of those that can be shown; without one the first of the first level of time, or the first
     legal one."""
     numbered = {sweep_outcomes.numbers(rows)[id(row)]: row for row in able}
     if number is not None and number not in numbered:

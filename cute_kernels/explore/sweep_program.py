@@ -161,7 +161,7 @@ def _arrays(launch: CapturedLaunch) -> list[tuple[str, int, int]]:
 
 
 _DYNAMIC_ALIGNMENT = 1024
-"""Of dynamic shared memory behind static arrays in the emulator."""
+"""Alignment of dynamic shared memory behind static arrays in the emulator."""
 
 
 def cached(script: str, words: Sequence[str], arch: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
