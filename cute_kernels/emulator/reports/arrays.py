@@ -91,8 +91,10 @@ class Tile:
     def _words(self, index: Iterable[int]) -> str:
         """Coordinates of an element: the third one is its stage, where one stage lies behind the other."""
         places = offsets(self.view.layout)
+        # Lanes of tensor memory lie farther apart than its stages do.
         staged = self.staged and places.ndim > 2 and (
-            places.shape[2] == 1 or places[0, 0].ravel(order="F")[-1] >= places[:, :, :1].max()
+            self.view.space == "tensor" or places.shape[2] == 1
+            or places[0, 0].ravel(order="F")[-1] >= places[:, :, :1].max()
         )  # fmt: skip
         return ", ".join(f"stage {each}" if axis == 2 and staged else str(each) for axis, each in enumerate(index))
 
