@@ -41,9 +41,11 @@ class PatchifyKernel:
         smem = strip * (strips * plan.in_bytes)
         if cutlass.const_expr(plan.gathers_vectors):
             smem += problem.channels * problem.patch * PITCH_PAD_BYTES
+        # Not itself a dependent launch: its many small CTAs would take the multiprocessors that the kernel before it is
+        # about to use. Back to back that took 12.1 us for 7.6 at 3 images of 256 patches of 14, 28.9 for 20.3 at 2 of
+        # 1,369, as long at 64 and 512 images, and 4.9 for 5.5 at one (H200, bench/results: 2026-11-30-h200).
         self.kernel(o.images, o.x, strip, o.grid_rows, o.grid_columns).launch(
-            grid=(o.batch * o.grid_rows, 1, 1), block=(plan.threads, 1, 1), smem=smem, stream=stream,
-            use_pdl=plan.overlaps
+            grid=(o.batch * o.grid_rows, 1, 1), block=(plan.threads, 1, 1), smem=smem, stream=stream
         )
 
     @cute.kernel

@@ -100,7 +100,7 @@ class PatchifyPlan(base.Plan):
         return ragged and p.patch % 4 != 0 and whole_rows and fits and self.vectors <= self.threads
 
     overlaps = flag(lambda self: self.arch.compute_capability >= (9, 0))
-    """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
+    """The launch behind it may begin before it has ended, as architectures from 9.0 on allow."""
     compiled_in = fact(lambda self: {"gathers_vectors": self.gathers_vectors})
 
     @property
