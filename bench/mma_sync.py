@@ -94,8 +94,7 @@ def configs_of(case: GemmCase | ImagesCase, arch: str, sm_count: int) -> dict[st
     else:
         dtype = str(DTYPES[case.dtype]).removeprefix("torch.")
         operation, problem = "gemm", GemmProblem(case.m, case.n, case.k, in_dtype=dtype, out_dtype=dtype)
-    kernel = PLANNERS[operation].kernel(problem, ARCHS[arch])
-    config = kernel.choose(problem, ARCHS[arch], sm_count)
+    _, config = PLANNERS[operation].usual(problem, ARCHS[arch], sm_count)
     if case.dtype != "tf32":
         return {"mma.sync": config}
     return {f"mma.sync {name}": dataclasses.replace(config, rounding=name) for name in ROUNDINGS}

@@ -168,6 +168,7 @@ def _check(
         "launches": recorder.total,
         "different_launches": len(recorder.launches),
         "runs": tally.runs,
+        "kept": tally.kept,
         "places": tally.places,
         "orders": tally.orders,
         "orders_known": tally.known,
@@ -206,12 +207,15 @@ class Kept:
 
 
 def _digest(recorded: RecordedLaunch) -> str:
-    """Digest of PTX, sizes, parameters and the memory that a launch found: a run says nothing of another input."""
+    """Digest of what a launch executes and found in memory, and of the launch before it where that may overlap it: a
+    run says nothing of another input. `RecordedLaunch.digest` has addresses, which differ between processes."""
     launch = recorded.launch
-    sizes = launch.grid, launch.block, launch.cluster, launch.dynamic_smem
-    digest = hashlib.sha256(repr((launch.ptx, sizes, campaign.parameters_of(recorded))).encode())
-    for image in recorded.memory:
-        digest.update(image.content)
+    shape = launch.grid, launch.block, launch.cluster, launch.dynamic_smem, launch.programmatic, launch.cooperative
+    before = recorded.previous and _digest(recorded.previous)
+    facts = launch.ptx, launch.kernel_name, shape, campaign.parameters_of(recorded), before
+    digest = hashlib.sha256(repr(facts).encode())
+    for content in (*(values for _, values in recorded.variables), *(image.content for image in recorded.memory)):
+        digest.update(content)
     return digest.hexdigest()
 
 

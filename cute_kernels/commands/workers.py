@@ -43,10 +43,12 @@ def store_of(options: argparse.Namespace) -> Lines | None:
 def origin_of(options: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """Facts that findings on a program depend on: text and arguments, and ``words`` of the options of its runs."""
     import cute_kernels.explore.store as stores
+    from cute_kernels.emulator.reports import going_on
 
     return {
         "program": os.path.abspath(options.script), "arguments": options.arguments, "arch": options.arch,
         "digest": stores.program_digest(Path(options.script).resolve()), "options": list(words),
+        "suppressions": [str(each) for each in going_on.all_of((), options.suppressions)],  # as the files are now
     }  # fmt: skip
 
 

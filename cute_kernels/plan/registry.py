@@ -64,15 +64,24 @@ class Planner:
     def usual(self, problem: Any, arch: Arch, sm_count: int | None = None) -> tuple[Kernel, Config]:
         """The kernel and the configuration that a problem gets; on the usual part of an architecture without a number
         of multiprocessors. Raises ValueError: no kernel takes it."""
-        count = arch.sm_count if sm_count is None else sm_count
+        kernel, plan = self._usual(problem, arch, arch.sm_count if sm_count is None else sm_count)
+        return kernel, plan.config
+
+    def _usual(self, problem: Any, arch: Arch, count: int) -> tuple[Kernel, Plan]:
         kernels = self.of(arch.name)
         taking = [kernel for kernel in kernels if not kernel.takes(problem, arch)] or [kernels[-1]]
         if arch.name not in self.timed or len(taking) == 1:
-            return taking[0], taking[0].choose(problem, arch, count)
-        found = {kernel: kernel.choose(problem, arch, count) for kernel in taking}
-        plans = {kernel: kernel.plan(problem, config, arch, count) for kernel, config in found.items()}
-        least = min(taking, key=lambda kernel: kernel.predict(plans[kernel]).microseconds)
-        return least, plans[least].config
+            return taking[0], taking[0].plan(problem, taking[0].choose(problem, arch, count), arch, count)
+        plans, refused = {}, []
+        for kernel in taking:
+            try:
+                plans[kernel] = kernel.plan(problem, kernel.choose(problem, arch, count), arch, count)
+            except ValueError as error:  # it takes such problems, but not this one: a limit of every configuration
+                refused.append(error)
+        if not plans:
+            raise refused[0]
+        least = min(plans, key=lambda kernel: kernel.predict(plans[kernel]).microseconds)
+        return least, plans[least]
 
     def plan(self, problem: Any, config: Any, arch: Arch, sm_count: int) -> Plan:
         """The plan of a configuration's kernel; without one, that of the kernel and configuration that are chosen.
@@ -86,8 +95,7 @@ class Planner:
         self.check(problem)
         if config is not None:
             return kernels[type(config)].plan(problem, config, arch, sm_count)
-        kernel, config = self.usual(problem, arch, sm_count)
-        return kernel.plan(problem, config, arch, sm_count)
+        return self._usual(problem, arch, sm_count)[1]
 
     def search(self, problem: Any, arch: Arch, sm_count: int) -> list[Plan]:
         """Plans that are worth timing on a device, all different and the most promising first.

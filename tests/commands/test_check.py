@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cute_kernels.commands import check as check_command
 from cute_kernels.commands import cli
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.programs.recorded import RecordedLaunch
 from cute_kernels.emulator.races.certificate import ASSUMPTIONS
 from tests.emulator import exit_program
 from tests.emulator.checking import ticket_program
@@ -104,6 +109,24 @@ def test_a_check_goes_on_from_its_file(tmp_path: Path, capsys: pytest.CaptureFix
     errors = capsys.readouterr().err
     said = ("go on with it by --resume", "--resume is for --store FILE", "--keep-going: a run that")
     assert all(each in errors for each in said)
+
+
+@pytest.mark.parametrize("change", [
+    {"kernel_name": "other"}, {"programmatic": True}, {"cooperative": True}, {"grid": (2, 1, 1)}, {"ptx": "other"},
+], ids=str)  # fmt: skip
+def test_a_kept_run_is_of_what_executes(change: dict) -> None:
+    """The launch before it counts as well, where this one may overlap it, and so do variables of the module."""
+
+    def digest(launch: CapturedLaunch, previous: CapturedLaunch | None = None, variable: int = 1) -> str:
+        before = previous and RecordedLaunch(1, previous, ())
+        variables = (("v", np.full(4, variable, np.uint8)),)
+        return check_command._digest(RecordedLaunch(2, launch, (), before, variables=variables))
+
+    launch = CapturedLaunch("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, (), "ptx")
+    other = dataclasses.replace(launch, **change)
+    different = digest(other), digest(launch, launch), digest(launch, other), digest(launch, variable=2)
+    assert len({digest(launch), *different}) == 5
+    assert digest(launch, other) == digest(launch, dataclasses.replace(other, stream=3))
 
 
 def test_any_name_of_a_program_is_found_again(

@@ -62,7 +62,7 @@ from cute_kernels.plan.options import Option
             "fields for sm_90a, Sm90GatherConfig: tile_patches, tile_rows",
         ),
         (
-            ["plan", "patch-embed-images", "--arch=sm_90a", "--patch=14", "--set=row_patch=1"],
+            ["plan", "patch-embed-images", "--arch=sm_90a", "--patch=28", "--set=row_patch=1"],
             "fields for sm_90a, Sm90PatchEmbedConfig: tile_rows, warpgroups",
         ),
         (

@@ -40,7 +40,7 @@ def test_command_in_the_emulator(capsys, tmp_path) -> None:
         (["--batch", "64"], "there is no GPU for sm_100a here, and [0-9]+ tiles take long in the emulator"),
         (["--device", "gpu"], "--device gpu: there is no GPU for sm_100a here"),
         ([*SMALL, "--stamps", "9"], "stamps = 9: must be"),
-        (["patch-embed-images", "--arch", "sm_90a", "--patch", "14"], "chains kernels, of patchify and patch_embed"),
+        (["patch-embed-images", "--arch", "sm_90a", "--patch", "28"], "chains kernels, of patchify and patch_embed"),
         (["gemm"], r"kernels of gemm \(Sm100GemmPlan\) write no clock stamps"),
         ([*SMALL, "--arch", "sm_89"], r"kernels of patch_embed \(Sm80PatchEmbedPlan\) write no clock stamps"),
         ([*SMALL, "--trace", "/nowhere/trace.json"], "no folder /nowhere"),

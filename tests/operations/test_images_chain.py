@@ -164,6 +164,14 @@ def test_the_plan_says_why(change, arch, reason) -> None:
         compile_plan(plan)
 
 
+@pytest.mark.parametrize("channels", [7, 13])
+def test_rows_that_one_kernel_has_no_registers_for_are_laid_out(channels: int) -> None:
+    """Repacked rows keep the weight in registers, 32 for each channel; the kernel over rows has no such limit."""
+    problem = dataclasses.replace(HEADLINE, patch=14, table_rows=256, channels=channels)
+    plan = make_plan(problem, arch="sm_90a")
+    assert len(plan.launches) == 2 and plan.problem == problem
+
+
 @pytest.mark.parametrize("change", [{"patch": 14, "table_rows": 256}, {"channels_last": True}], ids=str)
 def test_who_asks_for_one_kernel_gets_it(change) -> None:
     plan = make_plan(dataclasses.replace(HEADLINE, **change), Sm90ImagesConfig())

@@ -442,10 +442,10 @@ def test_a_write_that_is_in_order_ends_the_reads_of_earlier_clusters(nbytes: int
     for cluster in range(3):
         if cluster:
             history.enter_cluster()
-            history.tracker.strong(history.warps[0].agent, FULL, "global", flag, order, None)
+            history.tracker.strong(history.warps[0].agent, FULL, "global", flag, 4, (order, None))
         history.globally(0, [0], [0], nbytes, False)
         if cluster < 2:
-            history.tracker.strong(history.warps[0].agent, FULL, "global", flag, None, order)
+            history.tracker.strong(history.warps[0].agent, FULL, "global", flag, 4, (None, order))
     shadow = history.launch.regions[ORIGIN, 96]
     plane = shadow.coarse if nbytes == 16 else shadow.fine
     assert plane.foreign[0]
