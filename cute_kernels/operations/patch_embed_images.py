@@ -67,11 +67,12 @@ def patch_embed_images(
     pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
     `cute_kernels.operations.reference.patch_embed_images` says the same in plain torch for all precisions.
 
-    A kernel reads the images themselves where a patch's row of pixels is a multiple of 16 bytes, 128 at most: with
-    ``"int8"`` weights patches of 16, 32, 48 and so on, of channels_last images with three channels of 16 and 32; with
-    ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and 64; on SM100 patches of 16 in planes.
-    Otherwise a pass lays out patches as rows, and the kernel of `cute_kernels.patch_embed` multiplies these, launched
-    as its dependent. The rows, of as many bytes as the pixels, are memory of the call. The plan says which and why.
+    A kernel can read the images themselves where a patch's row of pixels is a multiple of 16 bytes, 128 at most: with
+    ``"int8"`` weights patches of 16, 32, 48 and so on, of channels_last images with three channels of 16 and 32, on
+    SM90 also patches of 14; with ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and 64; on SM100 patches of 16 in
+    planes. Otherwise, and on SM90 where modelled time is less, a pass lays out patches as rows, and the kernel of
+    `cute_kernels.patch_embed` multiplies these, launched as its dependent. The rows, of as many bytes as the pixels,
+    are memory of the call. The plan says which and why.
 
     Args:
         images: ``[B, C, H, W]``, H and W whole patches. uint8 with the raw values 0 to 255; with ``"bf16"`` and
