@@ -99,9 +99,11 @@ def test_ptx_of_the_images_kernel(tmp_path, monkeypatch):
     """Boxes of a strip in the images' map, and the other tensors where the parameters say."""
     monkeypatch.chdir(tmp_path)
     sizes = ["--batch", "3", "--height", "32", "--width", "64", "--features", "72"]
-    assert main(["ptx", "patch-embed-images", "--arch", "sm_90a", *sizes, "--set", "source=strips"]) == 0
+    fields = ["--set", "source=strips", "--set", "weight=registers"]
+    assert main(["ptx", "patch-embed-images", "--arch", "sm_90a", *sizes, *fields]) == 0
     facts = json.loads((tmp_path / "patch_embed_images.ptx.json").read_text())
-    plan = make_plan(PatchEmbedImagesProblem(3, 3, 32, 64, 16, 72, table_rows=8), Sm90ImagesConfig(source="strips"))
+    problem = PatchEmbedImagesProblem(3, 3, 32, 64, 16, 72, table_rows=8)
+    plan = make_plan(problem, Sm90ImagesConfig(source="strips", weight="registers"))
     assert (tmp_path / "patch_embed_images.ptx").read_text() == compile_plan(plan).ptx
     assert facts["config"] == dataclasses.asdict(plan.config) and facts["problem"] == dataclasses.asdict(plan.problem)
     assert (facts["arch"], facts["table_shape"], facts["grid"]) == ("sm_90a", list(plan.table_shape), list(plan.grid))
