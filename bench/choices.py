@@ -578,6 +578,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kinds = command.add_mutually_exclusive_group()
         kinds.add_argument("--narrow", action="store_true", help="shapes of few columns or few rows")
         kinds.add_argument("--images", action="store_true", help="`patch_embed_images` and `patch_embed`")
+        kinds.add_argument("--passes", action="store_true", help="images that a pass lays out: eight, none drawn")
     timing.add_argument("--seconds", type=float, default=400)
     timing.add_argument("--peers", action="store_true", help="time cuBLAS beside ours")
     fitting = commands.add_parser("fit", help="the chooser, to shapes that are not kept out")
@@ -589,7 +590,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("files", type=Path, nargs="*", help="of time, or archives; of images also all recorded")
     args = parser.parse_args(arguments)
     if args.command in ("time", "compile"):
-        shapes = choices_images.work(args.seed, args.count) if args.images else work(args.seed, args.count, args.narrow)
+        if args.passes:
+            shapes = choices_images.passes()
+        elif args.images:
+            shapes = choices_images.work(args.seed, args.count)
+        else:
+            shapes = work(args.seed, args.count, args.narrow)
         if args.command == "compile":
             return compiled(kernels(shapes)).wait()
         measure(Files(args.output), shapes, args.seconds, args.peers)

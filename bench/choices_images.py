@@ -146,6 +146,24 @@ def work(seed: int, count: int) -> list[tuple[ImagesShape, list[Plan]]]:
     return [(shape, candidates(shape)) for shape in draw(seed, count)]
 
 
+PASSES = (
+    (3, 16, 704, "bf16 images"), (2, 37, 384, "bf16 images"), (2, 16, 960, "bf16 images"),
+    (3, 18, 2112, "uint8 images"), (1, 16, 768, "uint8 images"), (16, 16, 1152, "bf16 images"),
+    (64, 16, 1024, "bf16 images"), (512, 16, 768, "bf16 images"),
+)  # fmt: skip
+"""Images in patches of 14, patches along a side, features and kind: few of which a pass lays out, and some of many."""
+
+
+def passes() -> list[tuple[ImagesShape, list[Plan]]]:
+    """`PASSES`, each with the three most promising chains of a pass and the kernel over rows."""
+    found = []
+    for images, grid, n, kind in PASSES:
+        problem = problem_of(kind, images, grid**2, "14", 3 * 14**2, n)
+        chains = [plan for plan in candidate_plans(problem, "sm_90a") if isinstance(plan, RowsChainPlan)]
+        found.append((ImagesShape(len(found), kind, problem), chains[:3]))
+    return found
+
+
 # --- what computes the same ------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels.dsl import compiling
@@ -41,27 +42,33 @@ KERNEL_TESTS = (
 )
 
 
-def make_environment(root: Path, version: str) -> Path:
-    """The interpreter of the virtual environment ``root`` with this version of CuTe DSL, made if it is not there.
+def make_environment(root: Path, install: Sequence[str], rest: str, check: str) -> Path:
+    """The interpreter of the virtual environment ``root``, made if it is not there: with what pip gets to ``install``,
+    and of the environment that this runs in what ``rest`` adds, the text of a .pth file.
 
     Raises:
-        subprocess.CalledProcessError: pip failed, or another version is imported.
+        subprocess.CalledProcessError: pip failed, or the program ``check``.
     """
     python = root / "bin" / "python"
     if not (root / "complete").exists():
         venv.create(root, clear=True, symlinks=True)
         paths = sysconfig.get_paths(vars={"base": str(root), "platbase": str(root)})
-        Path(paths["purelib"], "rest.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        parts = ("", "-libs-base", "-libs-core", "-libs-cu12")
-        install = ["install", "--quiet", "--no-deps", "--ignore-installed"]
-        install += [f"{compiling.DISTRIBUTION}{part}=={version}" for part in parts]
         # The constraints pin the one version that the other tests use.
         environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-        subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True, env=environment)
-        program = f"import cutlass; assert cutlass.__version__ == {version!r}, cutlass.__version__"
-        subprocess.run([python, "-c", program], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *install]
+        subprocess.run(pip, check=True, env=environment)
+        Path(paths["purelib"], "rest.pth").write_text(rest + "\n")
+        subprocess.run([python, "-c", check], check=True)
         (root / "complete").touch()
     return python
+
+
+def environment_of(root: Path, version: str) -> Path:
+    """The interpreter of an environment with this version of CuTe DSL."""
+    parts = ("", "-libs-base", "-libs-core", "-libs-cu12")
+    install = ["--no-deps", "--ignore-installed", *(f"{compiling.DISTRIBUTION}{part}=={version}" for part in parts)]
+    check = f"import cutlass; assert cutlass.__version__ == {version!r}, cutlass.__version__"
+    return make_environment(root, install, sysconfig.get_paths()["purelib"], check)
 
 
 def newest() -> str:
@@ -88,7 +95,7 @@ def main() -> int:
     for version in options.versions:
         tests = EMULATOR_TESTS if version in known[: -len(compiling.KERNEL_VERSIONS)] else KERNEL_TESTS
         print(f"--- {compiling.DISTRIBUTION} {version}: {len(tests)} files", flush=True)
-        command = [make_environment(options.environments / version, version), "-m", "pytest", *tests, *options.pytest]
+        command = [environment_of(options.environments / version, version), "-m", "pytest", *tests, *options.pytest]
         status[version] = subprocess.run(command, env=os.environ | {compiling.UNTESTED: version}).returncode
     for version, code in status.items():
         print(f"{compiling.DISTRIBUTION} {version}: {'passed' if code == 0 else f'FAILED (pytest exits with {code})'}")

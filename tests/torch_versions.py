@@ -12,8 +12,9 @@ import re
 import subprocess
 import sys
 import sysconfig
-import venv
 from pathlib import Path
+
+from tests import dsl_versions
 
 OLDEST = re.search(r'"torch>=([\d.]+),', Path("pyproject.toml").read_text())[1]
 NEWEST = "2.14.1"
@@ -21,27 +22,12 @@ NEWEST = "2.14.1"
 TESTS = ("tests/models/nn", "tests/models/test_surgery.py", "tests/operations")
 
 
-def make_environment(root: Path, version: str) -> Path:
-    """The interpreter of the virtual environment ``root`` with this version of torch, made if it is not there.
-
-    Raises:
-        subprocess.CalledProcessError: pip failed, or another version is imported.
-    """
-    python = root / "bin" / "python"
-    if not (root / "complete").exists():
-        venv.create(root, clear=True, symlinks=True)
-        paths = sysconfig.get_paths(vars={"base": str(root), "platbase": str(root)})
-        # As a site folder, so that its own .pth files, CuTe DSL's among them, count.
-        rest = f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n"
-        # The constraints pin the one version that the other tests use.
-        environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", f"torch=={version}"]
-        subprocess.run(install, check=True, env=environment)
-        Path(paths["purelib"], "rest.pth").write_text(rest)
-        program = f"import torch; assert torch.__version__.split('+')[0] == {version!r}, torch.__version__"
-        subprocess.run([python, "-c", program], check=True)
-        (root / "complete").touch()
-    return python
+def environment_of(root: Path, version: str) -> Path:
+    """The interpreter of an environment with this version of torch."""
+    # As a site folder, so that its own .pth files, CuTe DSL's among them, count.
+    rest = f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})"
+    check = f"import torch; assert torch.__version__.split('+')[0] == {version!r}, torch.__version__"
+    return dsl_versions.make_environment(root, [f"torch=={version}"], rest, check)
 
 
 def main() -> int:
@@ -55,7 +41,7 @@ def main() -> int:
     status = {}
     for version in options.versions:
         print(f"--- torch {version}", flush=True)
-        command = [make_environment(options.environments / version, version), "-m", "pytest", *TESTS, *options.pytest]
+        command = [environment_of(options.environments / version, version), "-m", "pytest", *TESTS, *options.pytest]
         # The emulated device asks for a torch that sees no GPU.
         status[version] = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}).returncode
     for version, code in status.items():

@@ -102,7 +102,7 @@ def check(options: argparse.Namespace) -> int:
     if options.store is not None and options.keep_going:
         raise ValueError("--store and --keep-going: a run that goes on after reports is not kept")
     past = PastPhases()
-    return reporting(options, "check", functools.partial(_check, past, workers.store_of(options)), past)
+    return reporting(options, "check", functools.partial(_check, past=past, store=workers.store_of(options)), past)
 
 
 Run = Callable[[argparse.Namespace, Recorder, dict[str, Any], Reporter, Outcome], int]
@@ -137,8 +137,8 @@ def reporting(options: argparse.Namespace, name: str, run: Run, past: PastPhases
 
 
 def _check(
-    past: PastPhases, store: "Lines | None", options: argparse.Namespace, recorder: Recorder, how: dict[str, Any],
-    reporter: Reporter, outcome: Outcome,
+    options: argparse.Namespace, recorder: Recorder, how: dict[str, Any], reporter: Reporter, outcome: Outcome, *,
+    past: PastPhases, store: "Lines | None",
 ) -> int:
     limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
     budget = Budget(limit, options.seeds)
@@ -148,13 +148,13 @@ def _check(
             share = elapsed / limit if limit is not None else None
             line.show(f"{tally.runs} runs of {len(recorder.launches)} launches, {elapsed:.0f} s", share)
 
+        if store is not None:
+            kept = Kept(store, options, recorder)
+            where = where | {"kept": kept.found, "keep": kept.add}
         search = Search(
             recorder.launches, budget, how, options.results_may_differ, progress, always=options.always_search,
             places_alone=past.noted is not None, **where,
         )
-        if store is not None:
-            kept = Kept(store, options, recorder)
-            search.kept, search.keep = kept.found, kept.add
         finding = search.run()
     outcome.launches = outcomes.launches_of(search.launches)
     if not options.quiet:

@@ -38,6 +38,13 @@ def test_candidates_are_legal_and_the_default_is_the_first() -> None:
         assert len(set(compiled)) == len(compiled) and set(compiled) == set(launches)
 
 
+def test_passes_are_chains_of_two_kernels() -> None:
+    found = choices_images.passes()
+    assert [shape.number for shape, _ in found] == list(range(8))
+    assert all(plans and all(len(plan.launches) == 2 for plan in plans) for _, plans in found)
+    assert {shape.row[2] for shape, _ in found} == {1, 2, 3, 16, 64, 512}
+
+
 @pytest.mark.parametrize("kind", ["uint8 images", "bf16 images"])
 def test_what_computes_the_same_of_images_agrees(kind: str) -> None:
     shape = next(shape for shape in choices_images.draw(11, 60) if shape.kind == kind and shape.problem.patch == 16)

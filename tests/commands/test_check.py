@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.commands import check as check_command
-from cute_kernels.commands import cli
+from cute_kernels.commands import cli, workers
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.programs.recorded import RecordedLaunch
 from cute_kernels.emulator.races.certificate import ASSUMPTIONS
@@ -102,7 +103,10 @@ def test_a_check_goes_on_from_its_file(tmp_path: Path, capsys: pytest.CaptureFix
     lines = store.read_text().splitlines()
     assert len(lines) == 32
     store.write_text("\n".join([*lines[:2], *lines[4:], lines[3][:40]]))
-    assert checked(1, "--resume") == "2 systematic, 0 random; 30 runs taken from --store; clean"
+    report = tmp_path / "report.json"
+    again = checked(1, "--resume", "--report", str(report))
+    assert again == "2 systematic, 0 random; 30 runs taken from --store; clean"
+    assert json.loads(report.read_text())["summary"]["kept"] == 30
     assert checked(2, "--resume") == "28 systematic, 4 random; clean"
     assert check(*words, str(program)) == check("--resume", str(program)) == 2
     assert check(*words, "--resume", "--keep-going", str(program)) == 2
@@ -127,6 +131,16 @@ def test_a_kept_run_is_of_what_executes(change: dict) -> None:
     different = digest(other), digest(launch, launch), digest(launch, other), digest(launch, variable=2)
     assert len({digest(launch), *different}) == 5
     assert digest(launch, other) == digest(launch, dataclasses.replace(other, stream=3))
+
+
+def test_a_kept_run_is_of_what_a_file_of_suppressions_says_now(tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    options = argparse.Namespace(script=TICKETS, arguments=[], arch="sm_90a", suppressions=[rules])
+    origins = []
+    for text in ("shared-race\n", "lanes-race\n", "shared-race\n"):
+        rules.write_text(text)
+        origins.append(workers.origin_of(options, []))
+    assert origins[0] == origins[2] != origins[1]
 
 
 def test_any_name_of_a_program_is_found_again(
