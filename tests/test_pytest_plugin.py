@@ -108,7 +108,8 @@ def test_the_report_of_a_fault_follows_the_traceback(tmp_path: Path) -> None:
     assert "replay: pytest --emulated-arch sm_90a 'test_it.py::test_behind_another[by the program]'\n" in behind, output
     assert "error[lanes-race]: a load reads shared memory that a store by another lane" in report, output
     assert re.search(r"--> .*test_it.py:11 .*\n +written at .*test_it.py:10 ", report), output
-    assert "help: cute.arch.sync_warp()" in report
+    assert "help: a barrier is missing between test_it.py:10 and test_it.py:11: " in report
+    assert "cute.arch.sync_warp()" in report
     # The frames of the test, none of the emulator and of CuTe DSL in between.
     shown = set(re.findall(r"^(\S+\.py):\d+: ", output, re.MULTILINE))
     assert shown == {"test_it.py"}, output

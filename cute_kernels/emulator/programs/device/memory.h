@@ -71,7 +71,7 @@ void check_device(c10::Device device) {
 // Bytes on each side of memory: an access 256 rows of 1 KiB beyond it is no access of another tensor.
 constexpr size_t kGuard = 256 << 10, kPage = 4096;
 constexpr size_t kLarge = 64 << 20;        // given back to the system when it is freed, and reserved when it is made
-constexpr size_t kMostSpare = 256 << 20;   // bytes that are kept of smaller memory
+constexpr size_t kMostSpare = 256 << 20;   // bytes that are kept of smaller memory; the oldest goes first
 constexpr size_t kRests = 16;              // freed memory is not used again before so much more of its size is freed
 constexpr size_t kMostFreed = 256;         // that are remembered
 
@@ -79,9 +79,11 @@ struct Memory {
     std::mutex mutex;
     std::map<uintptr_t, Allocation> live;
     std::deque<Allocation> freed;
-    std::map<size_t, std::deque<char*>> spare;  // mappings by their size, the oldest first
+    std::map<size_t, std::deque<uint64_t>> spare;  // by the size of the mapping: keys of `resting`, the oldest first
+    std::map<uint64_t, std::pair<char*, size_t>> resting;  // spare mappings in the order in which they were freed
+    std::deque<std::pair<char*, size_t>> reserved;  // addresses of what was large: the system gives them to nobody yet
     size_t spare_bytes = 0, used = 0, peak = 0;
-    uint64_t serial = 0;
+    uint64_t serial = 0, frees = 0;
     int new_byte = 0;
     int64_t most = 0;
     std::vector<std::string> libraries;  // folders whose functions are not the program's
@@ -100,6 +102,16 @@ char* map(size_t size) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (size < kLarge ? MAP_NORESERVE : 0);
     void* start = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
     return start == MAP_FAILED ? nullptr : static_cast<char*>(start);
+}
+
+// The start of a spare mapping, which is the oldest of its size and spare no longer.
+char* take_spare(Memory& m, uint64_t key) {
+    const auto found = m.resting.find(key);
+    const auto [start, size] = found->second;
+    m.resting.erase(found);
+    m.spare[size].pop_front();
+    m.spare_bytes -= size;
+    return start;
 }
 
 void release(void* pointer);
@@ -121,9 +133,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
             TORCH_CHECK_WITH(OutOfMemoryError, start, "CUDA out of memory. Tried to allocate ", nbytes,
                 " bytes: can't allocate memory");
         } else {
-            start = spare.front();
-            spare.pop_front();
-            m.spare_bytes -= size;
+            start = take_spare(m, spare.front());
         }
         char* pointer = start + kGuard;
         if (!is_new || m.new_byte) memset(pointer, m.new_byte, nbytes);
@@ -229,12 +239,23 @@ void release(void* pointer) {
     m.live.erase(found);
     --allocations_left;
     char* start = static_cast<char*>(pointer) - kGuard;
-    if (size >= kLarge || m.spare_bytes + size > kMostSpare) {
-        munmap(start, size);
+    if (size >= kLarge) {
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+        if (mmap(start, size, PROT_NONE, flags, -1, 0) != MAP_FAILED) m.reserved.emplace_back(start, size);
+        if (m.reserved.size() > kRests) {
+            munmap(m.reserved.front().first, m.reserved.front().second);
+            m.reserved.pop_front();
+        }
         return;
     }
-    m.spare[size].push_back(start);
+    m.spare[size].push_back(m.frees);
+    m.resting.emplace(m.frees++, std::pair(start, size));
     m.spare_bytes += size;
+    while (m.spare_bytes > kMostSpare) {
+        const auto [key, oldest] = *m.resting.begin();
+        take_spare(m, key);
+        munmap(oldest.first, oldest.second);
+    }
 }
 
 void begin_memory(int64_t new_byte, int64_t most, std::vector<std::string> libraries) {

@@ -436,13 +436,17 @@ def test_what_torch_keeps_of_compiled_functions_is_forgotten(session: Session) -
         assert torch.compile(lambda a: a * 2 + 1, **options)(x).tolist() == [3.0, 3.0]
 
 
-def test_freed_memory_is_not_used_again_at_once(session: Session) -> None:
-    """So that a kernel that still uses it is told so."""
-    x = torch.ones(1000, device="cuda")
+@pytest.mark.parametrize("extent", [1000, 20 << 20])
+@pytest.mark.parametrize("others", [0, 1200])
+def test_freed_memory_is_not_used_again_at_once(session: Session, extent: int, others: int) -> None:
+    """So that a kernel that still uses it is told so: large memory, and when much else was freed before, too."""
+    before = [torch.empty(2000 + 1024 * size, device="cuda") for size in range(others)]
+    del before
+    x = torch.empty(extent, device="cuda")
     address = x.data_ptr()
     del x
-    assert all(torch.ones(1000, device="cuda").data_ptr() != address for _ in range(8))
-    assert session.device.freed(address + 8).startswith("float32 (1000,), made at ")
+    assert all(torch.empty(extent, device="cuda").data_ptr() != address for _ in range(8))
+    assert session.device.freed(address + 8).startswith(f"float32 ({extent},), made at ")
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -613,6 +617,8 @@ def test_around_memory_where_another_was_that_went_back_to_the_system(session: S
     begin, end = freed.data_ptr(), freed.data_ptr() + freed.nbytes
     del freed
     assert session.device.freed(begin + 1000).startswith("uint8 (536870912,)")
+    for _ in range(17):  # whose addresses stay reserved in its place
+        torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     kept = torch.empty(510 << 20, dtype=torch.uint8, device="cuda")  # the system has just one gap of about this size
     before = kept.data_ptr() - 4096
     assert begin <= before < end
