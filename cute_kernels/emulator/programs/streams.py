@@ -9,7 +9,6 @@ Streams that are captured into a CUDA graph run nothing, and have clocks of thei
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -66,12 +65,12 @@ class Streams:
     def __init__(self) -> None:
         self._handles = itertools.count(_FIRST_HANDLE, 0x100)
         self._lock = forks.lock()
-        self._local = threading.local()  # entered: handles of the streams before
         self._alone: set[int] = set()  # not ordered with the default stream
         self._ticks: Clock = {}
         self._clocks: dict[int, Clock] = {}
         self._launches: dict[int, deque[Done]] = {}
-        self._events: list[tuple[int, Point]] = []  # of torch's C++, by number from 1 on; when they were recorded
+        # of torch, by number: when they were recorded, and what waits for them is behind; None: all launches
+        self._events: dict[int, tuple[int, Point | None]] = {}
         self.captures = Captures()
 
     def create(self, alone: bool) -> int:
@@ -86,20 +85,6 @@ class Streams:
     def current(self) -> int:
         """The current stream of this thread, as torch has it."""
         return self.call("stream")
-
-    def enter(self, handle: int) -> None:
-        """A stream is the thread's until `leave`."""
-        if not hasattr(self._local, "entered"):
-            self._local.entered = []
-        self._local.entered.append(self.call("exchange_stream", handle))
-
-    def leave(self) -> None:
-        """The stream before is."""
-        self.call("exchange_stream", self._local.entered.pop())
-
-    def classes(self, base: type) -> tuple[type[Stream], type[Event]]:
-        """Stream and Event of the program; ``base``: torch.Stream."""
-        return type("Stream", (Stream, base), {"streams": self}), type("Event", (Event,), {"streams": self})
 
     # --- order --------------------------------------------------------------------------------------------------------
 
@@ -144,11 +129,11 @@ class Streams:
         if what == "create":
             return self.create(alone=True)
         if what == "record":
-            self._events.append((time.perf_counter_ns(), self.reached(stream)))
-            return len(self._events)
-        at, point = self._events[event - 1] if event else (0, None)
+            self._events[event] = time.perf_counter_ns(), self.reached(stream)
+            return 0
+        at, point = self._events.get(event, (0, None))
         if what == "elapsed":  # since another event
-            return at - self._events[stream - 1][0]
+            return at - self._events[stream][0]
         if what == "is capturing":
             return int(self.capture_of(stream) is not None)
         if what == "block":
@@ -158,6 +143,10 @@ class Streams:
         else:
             self.host_waits("synchronize")
         return 0
+
+    def recorded_by_launch(self, event: int) -> None:
+        """A launch has the handle of a recorded event, and may record it: what waits for it is behind all launches."""
+        self._events[event] = self._events[event][0], None
 
     def _known(self, stream: int) -> Clock:
         """Launches that are over when the next one of a stream begins."""
@@ -219,122 +208,6 @@ def _race(first: Done, second: Done, meets: Meeting) -> GlobalMemoryRace:
 
 def _name(stream: int) -> str:
     return "the default stream" if stream == DEFAULT else f"stream {stream:#x}"
-
-
-# --- what programs see ------------------------------------------------------------------------------------------------
-
-
-class Stream:
-    """Stands for torch.cuda.Stream; a program has a class of its own, with its ``streams``, derived of torch.Stream."""
-
-    streams: Streams
-
-    def __new__(cls, device: object = None, priority: int = 0, *, stream_id: int | None = None, **_: object) -> Stream:
-        handle = cls.streams.create(alone=True) if stream_id is None else stream_id
-        made = super().__new__(cls, stream_id=handle, device_index=0, device_type=_CUDA)
-        made.priority = priority
-        return made
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    @property
-    def cuda_stream(self) -> int:
-        """The handle."""
-        return self.stream_id
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """Lowest and highest priority."""
-        return 0, -5
-
-    def synchronize(self) -> None:
-        """The host waits for what was launched in it."""
-        self.streams.host_waits("Stream.synchronize", stream=self.cuda_stream)
-
-    def query(self) -> bool:
-        """Whether all work is complete: it is, and the program knows then."""
-        self.synchronize()
-        return True
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Puts what follows in it behind what was launched in another one."""
-        self.streams.wait(self.cuda_stream, self.streams.reached(stream.cuda_stream))
-
-    def wait_event(self, event: Event) -> None:
-        """Puts what follows in it behind an event."""
-        event.wait(self)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """Records an event, a new one without any."""
-        import torch
-
-        event = event if event is not None else torch.cuda.Event()
-        event.record(self)
-        return event
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and self.cuda_stream == other.cuda_stream
-
-    def __hash__(self) -> int:
-        return hash(self.cuda_stream)
-
-    def __enter__(self) -> Stream:
-        self.streams.enter(self.cuda_stream)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.streams.leave()
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.cuda_stream
-
-
-class Event:
-    """Stands for torch.cuda.Event; the time between two is that of the emulation, which says nothing about a GPU."""
-
-    streams: Streams
-
-    def __init__(self, enable_timing: bool = False, *_: object, **__: object) -> None:
-        self._takes_time, self.seconds = enable_timing, 0.0
-        self._clock: Point | None = None
-        self._by_launch = False  # a launch has its handle, and may record it
-
-    def _stream(self, stream: object) -> int:
-        return self.streams.current if stream is None else stream.cuda_stream
-
-    def record(self, stream: object = None) -> None:
-        """Takes the time, and what the stream has been given so far."""
-        self.seconds, self._clock = time.perf_counter(), self.streams.reached(self._stream(stream))
-
-    def wait(self, stream: object = None) -> None:
-        """Puts what follows in the stream behind it; nothing, if it was never recorded."""
-        if self._clock is not None or self._by_launch:
-            self.streams.wait(self._stream(stream), self._clock)
-
-    def synchronize(self) -> None:
-        """The host waits for it."""
-        if self._clock is not None or self._by_launch:
-            self.streams.host_waits("Event.synchronize", self._clock)
-
-    def query(self) -> bool:
-        """Whether all work before it is complete: it is, and the program knows then."""
-        self.synchronize()
-        return True
-
-    @property
-    def cuda_event(self) -> int:
-        """A handle, which launches may carry as an attribute: what waits for it is then behind all launches."""
-        self._by_launch, self._clock = True, None
-        return id(self)
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds of the host's clock between the two, which say nothing of a GPU. Raises ValueError: of events
-        that were made without a time, or were not recorded."""
-        if not (self._takes_time and end._takes_time):
-            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if not (self.seconds and end.seconds):
-            raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return 1000 * (end.seconds - self.seconds)
 
 
 def answers(streams: Streams, driver: ModuleType, runtime: ModuleType) -> Iterator[tuple[object, str, object]]:

@@ -97,6 +97,7 @@ ORDERED: dict[str, Callable] = {
     "record_event": lambda a, b: b.wait_event(a.record_event()),
     "event.synchronize": lambda a, b: event_of(a).synchronize(),
     "event.query": lambda a, b: event_of(a).query(),
+    "an event that a launch may record": lambda a, b: (event := torch.cuda.Event()).cuda_event and event.wait(b),
     "stream.synchronize": lambda a, b: a.synchronize(),
     "stream.query": lambda a, b: a.query(),
     "device": lambda a, b: torch.cuda.synchronize(),
@@ -134,6 +135,12 @@ def test_what_orders_two_streams(session: Session, order: str) -> None:
     copy(y, z, second)
     torch.cuda.synchronize()
     assert torch.equal(z, x) and len(session.launches) == 2
+
+
+def test_destroyed_events_leave_their_numbers(session: Session) -> None:
+    stream = torch.cuda.Stream()
+    numbers = {event_of(stream).event_id for _ in range(100)}
+    assert len(numbers) < 5 and 0 not in numbers
 
 
 @pytest.mark.parametrize("order", NOT_ORDERED)

@@ -6,6 +6,8 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <mutex>
+
 #include "memory.h"
 
 namespace {
@@ -30,6 +32,24 @@ int64_t order(const char* what, int64_t stream, const void* event = nullptr) {
     return ask("cute_device::order", {std::string(what), stream, reinterpret_cast<int64_t>(event)}, true).toInt();
 }
 
+// Numbers of events, those of destroyed ones again: Python need not be told, which a destructor could not do.
+struct Numbers {
+    std::mutex lock;
+    std::vector<void*> left;
+    int64_t count = 0;
+    void* take() {
+        const std::lock_guard guard(lock);
+        if (left.empty()) return reinterpret_cast<void*>(++count);
+        void* number = left.back();
+        left.pop_back();
+        return number;
+    }
+    void give(void* number) {
+        const std::lock_guard guard(lock);
+        left.push_back(number);
+    }
+} events;
+
 // Everything is complete when a call returns, as far as torch is concerned.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
     DeviceType type() const override { return DeviceType::CUDA; }
@@ -46,11 +66,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     DeviceIndex deviceCount() const noexcept override { return is_there() ? 1 : 0; }
     void record(void** event, const Stream& stream, DeviceIndex, c10::EventFlag) const override {
-        *event = reinterpret_cast<void*>(order("record", stream.id(), *event));
+        if (!*event) *event = events.take();
+        order("record", stream.id(), *event);
     }
     void block(void* event, const Stream& stream) const override { order("block", stream.id(), event); }
     bool queryEvent(void* event) const override { return order("synchronize", 0, event) == 0; }
-    void destroyEvent(void*, DeviceIndex) const noexcept override {}
+    void destroyEvent(void* event, DeviceIndex) const noexcept override { events.give(event); }
     bool isStreamCapturing(const Stream& stream) const { return order("is capturing", stream.id()) != 0; }  // of 2.13
     bool queryStream(const Stream& stream) const override { return order("synchronize", stream.id()) == 0; }
     void synchronizeStream(const Stream& stream) const override { order("synchronize", stream.id()); }

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cute_kernels.common.chips import Chip
 from cute_kernels.emulator.programs.device import answers, memory_statistics
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.programs.streams import Streams
 
 DEVICE = torch.device("cuda", 0)
 _TYPE = 1  # c10::DeviceType::CUDA
@@ -95,7 +98,8 @@ def of_c(device: Any) -> dict[str, object]:
 
 def _of_cuda(device: Any) -> Iterator[tuple[object, str, object]]:
     cuda, chip = torch.cuda, device.chip
-    stream, event = device.streams.classes(torch.Stream)
+    own = {"streams": device.streams}
+    stream, event = type("Stream", (Stream,), own), type("Event", (Event,), own)
     for module in (cuda, cuda.streams):
         yield module, "Stream", stream
         yield module, "Event", event
@@ -169,6 +173,68 @@ def _same(device: int) -> int:
 def _nothing() -> Callable[..., None]:
     """Everything is complete when a call returns. A new function for each name, as torch's compiler wants it."""
     return lambda *_, **__: None
+
+
+class Stream(torch.Stream):
+    """Stands for torch.cuda.Stream; a program has a class of its own, with its ``streams``."""
+
+    streams: Streams
+
+    def __new__(cls, device: object = None, priority: int = 0, *, stream_id: int | None = None, **_: object) -> Stream:
+        handle = cls.streams.create(alone=True) if stream_id is None else stream_id
+        made = super().__new__(cls, stream_id=handle, device_index=0, device_type=_TYPE)
+        made.priority = priority
+        return made
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle."""
+        return self.stream_id
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Lowest and highest priority."""
+        return 0, -5
+
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        """Records an event, a new one without any."""
+        event = torch.cuda.Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.stream_id
+
+
+class Event(torch.Event):
+    """Stands for torch.cuda.Event; the time between two is that of the emulation, which says nothing about a GPU."""
+
+    streams: Streams
+
+    def __new__(cls, enable_timing: bool = False, *_: object, **__: object) -> Event:
+        made = super().__new__(cls, DEVICE, enable_timing=enable_timing)
+        made.takes_time = enable_timing
+        return made
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds between the two; torch's own takes no subclasses. Raises ValueError: of events that were made
+        without a time, or were not recorded."""
+        if not (self.takes_time and end.takes_time):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.event_id and end.event_id):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return 1e-6 * self.streams.order("elapsed", self.event_id, end.event_id)
+
+    @property
+    def cuda_event(self) -> int:
+        """A handle, which launches may carry as an attribute: what waits for it is then behind all launches."""
+        self.record()
+        self.streams.recorded_by_launch(self.event_id)
+        return self.event_id
 
 
 class External:
