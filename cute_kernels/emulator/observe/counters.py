@@ -23,40 +23,36 @@ from cute_kernels.emulator.observe.meter import CoreMeter
 _Units = dict[str, dict[str, Counter[str]]]
 
 
+def merge(executions: dict[str, list[int]], more: dict[str, list[int]]) -> None:
+    """Adds executions of each basic block per warp role to those of other warps."""
+    for role, counts in more.items():
+        executions[role] = [a + b for a, b in zip(executions[role], counts)] if role in executions else counts
+
+
 class Counters:
     """Sums executions of basic blocks; instructions follow because a block is executed as a whole.
 
     An instruction whose guard is false counts: it is issued. A wait counts once, however often it is retried.
+    ``executions``: of each basic block, per warp role.
     """
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Flow, executions: dict[str, list[int]] | None = None) -> None:
         self._flow = flow
         self._sizes = [block.end - block.start for block in flow.blocks]
-        self._blocks: dict[str, list[int]] = {}
+        self.executions = executions or {}
 
     def add(self, warps: Iterable[WarpState]) -> None:
         for warp in warps:
-            self.merge({warp.track: np.asarray(warp.counts[: len(self._sizes)]).tolist()})
-
-    @property
-    def executions(self) -> dict[str, list[int]]:
-        """Executions of each basic block per warp role."""
-        return self._blocks
-
-    def merge(self, executions: dict[str, list[int]]) -> None:
-        """Adds `executions` of other warps."""
-        for role, counts in executions.items():
-            earlier = self._blocks.get(role)
-            self._blocks[role] = counts if earlier is None else [a + b for a, b in zip(earlier, counts)]
+            merge(self.executions, {warp.track: np.asarray(warp.counts[: len(self._sizes)]).tolist()})
 
     @property
     def by_role(self) -> dict[str, int]:
         """Executions per warp role."""
-        return {role: sum(n * size for n, size in zip(counts, self._sizes)) for role, counts in self._blocks.items()}
+        return {role: sum(n * size for n, size in zip(counts, self._sizes)) for role, counts in self.executions.items()}
 
     def of_blocks(self) -> list[int]:
         """Executions of each basic block by all warps."""
-        return [sum(counts) for counts in zip(*self._blocks.values())] or [0] * len(self._sizes)
+        return [sum(counts) for counts in zip(*self.executions.values())] or [0] * len(self._sizes)
 
     @property
     def total(self) -> int:
@@ -65,14 +61,14 @@ class Counters:
     def by_opcode(self) -> dict[str, int]:
         """Executions per opcode, most frequent first."""
         result: Counter[str] = Counter()
-        for counts in self._blocks.values():
+        for counts in self.executions.values():
             result.update(self._opcodes(counts))
         return dict(result.most_common())
 
     def by_role_and_class(self) -> dict[str, dict[str, int]]:
         """Executions per role and `instruction_class`, most frequent first."""
         result = {}
-        for role, counts in self._blocks.items():
+        for role, counts in self.executions.items():
             classes: Counter[str] = Counter()
             for opcode, count in self._opcodes(counts).items():
                 classes[instruction_class(opcode)] += count
@@ -81,12 +77,12 @@ class Counters:
 
     def activities(self) -> dict[str, str]:
         """Per role what its warps were seen to do, `roles.activity`."""
-        return {role: roles.activity(self._opcodes(counts)) for role, counts in self._blocks.items()}
+        return {role: roles.activity(self._opcodes(counts)) for role, counts in self.executions.items()}
 
     def by_instruction(self) -> dict[int, dict[str, int]]:
         """Executions per role, of each instruction (by its index) that was executed."""
         result: dict[int, dict[str, int]] = {}
-        for role, counts in self._blocks.items():
+        for role, counts in self.executions.items():
             for block, count in zip(self._flow.blocks, counts):
                 if count:
                     for index in range(block.start, block.end):

@@ -18,7 +18,7 @@ from pathlib import Path
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch.forked import AVAILABLE, Ended, Forked
-from cute_kernels.emulator.machine.launch.launch import Launch, Waiting
+from cute_kernels.emulator.machine.launch.launch import Launch
 from cute_kernels.emulator.machine.launch.residents import ClusterWork, Residents
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.observe.trace import Timeline
@@ -122,7 +122,7 @@ def at_once(launch: Launch, progress: Progress) -> list[ClusterWork]:
             _copy_results(processes, accesses)
     except Ended as ended:
         raise Dependent(str(ended)) from None
-    launch.waiting.clear()
+    launch.waiting = ()
     launch.races.elsewhere += [span for spans in accesses for span in spans]
     return [works[position] for position in sorted(works)]
 
@@ -131,7 +131,7 @@ def _deal(launch: Launch, number: int, count: int, connection: Connection) -> No
     """In a forked process: executes every ``count``-th cluster from ``number`` on, and says what they did."""
     launch.options = dataclasses.replace(launch.options, going_on=None)  # which is asked in the order of clusters
     try:
-        launch.waiting = Waiting(launch.waiting.left()[number::count])
+        launch.waiting = launch.waiting[number::count]
         position = number
         for work in in_turn(launch, None):
             connection.send((position, work))

@@ -57,34 +57,9 @@ def capacity(target: str, ctas: int, threads: int, shared_bytes: int, registers:
     return max(sum(count * held // ctas for count in chip_of(target).gpcs if ctas <= count), 1)
 
 
-class Waiting:
-    """Clusters that have not started, by index in their order: of a grid that takes no memory for them."""
-
-    def __init__(self, indices: Sequence[int] = ()) -> None:
-        self._indices, self._begun = indices, 0
-
-    def left(self) -> Sequence[int]:
-        """Indices of all clusters that have not begun."""
-        return self._indices[self._begun :]
-
-    def __len__(self) -> int:
-        return len(self._indices) - self._begun
-
-    def __contains__(self, index: int) -> bool:
-        return index in self.left()
-
-    def take(self, count: int = 1) -> int:
-        """The next ones start; the last of them."""
-        self._begun += count
-        return self._indices[self._begun - 1]
-
-    def clear(self) -> None:
-        """All have been executed."""
-        self._begun = len(self._indices)
-
-
 class Launch:
-    """A checked launch; makes its clusters, for which it is `LaunchFacts`."""
+    """A checked launch; makes its clusters, for which it is `LaunchFacts`. ``waiting``: those that have not started, by
+    index in their order."""
 
     def __init__(
         self, execution: Execution, grid: int | Sequence[int], block: int | Sequence[int], cluster: int | Sequence[int],
@@ -121,7 +96,7 @@ class Launch:
         self.blocks, self.instructions = len(execution.flow.blocks), kernel.instructions
         self.registers = self._registers(kernel)
         self._refusals = random.Random(f"refusals {options.seed}")
-        self.waiting = Waiting()
+        self.waiting: Sequence[int] = ()
         ranks, threads = math.prod(self.cluster), math.prod(self.block)
         needs = threads, self.shared_bytes, self.registers
         self.capacity, self.neighbours = capacity(target, ranks, *needs), ctas_of_multiprocessor(target, *needs)
@@ -171,7 +146,7 @@ class Launch:
         self._place_variables(ptx)
         if cooperative:
             self._cooperate()
-        self.waiting = Waiting(self._cluster_indices())
+        self.waiting = self._cluster_indices()
 
     def _place_variables(self, ptx: str) -> None:
         """Gives .global and .const variables memory; they have it until `GlobalMemory` ends."""
@@ -218,6 +193,11 @@ class Launch:
         nx, ny = (g // c for g, c in zip(self.grid[:2], self.cluster[:2]))
         return index % nx, index // nx % ny, index // (nx * ny)
 
+    def take(self, count: int = 1) -> int:
+        """The next clusters start; the last of them."""
+        last, self.waiting = self.waiting[count - 1], self.waiting[count:]
+        return last
+
     def take_cluster(self, request: Step) -> tuple[int, int, int] | None:
         """Removes a cluster that has not started; the %ctaid of its first CTA, None if none is left, or by chance."""
         options = self.options
@@ -228,7 +208,7 @@ class Launch:
             if options.stepped is not None:
                 options.stepped(request, f"cluster {request.cluster}: a try_cancel reports that no cluster is left")
             return None
-        x, y, z = (place * size for place, size in zip(self.coordinates(self.waiting.take()), self.cluster))
+        x, y, z = (place * size for place, size in zip(self.coordinates(self.take()), self.cluster))
         return x, y, z
 
     def make_cluster(self, index: int) -> Cluster:

@@ -161,7 +161,7 @@ class _Grid:
                 self._next("").run()
 
     def _next(self, held_at: str) -> Scheduler:
-        cluster = self.launch.make_cluster(self.launch.waiting.take())
+        cluster = self.launch.make_cluster(self.launch.take())
         cluster.held_at = held_at
         return Scheduler(cluster, self.execution, self.options, None, len(self.launch.waiting))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cute_kernels.common.chips import chip_of
 from cute_kernels.emulator.machine.launch.holds import Holds
@@ -22,7 +22,7 @@ from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.launch.slots import Slot, suits
 from cute_kernels.emulator.machine.state.tmem import TensorMemory
 from cute_kernels.emulator.machine.units.sm import Cluster
-from cute_kernels.emulator.observe.counters import Counters, UnitCounters
+from cute_kernels.emulator.observe.counters import Counters, UnitCounters, merge
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.races.meetings import Meeting
 from cute_kernels.emulator.steps import TURNS
@@ -32,11 +32,11 @@ _LOOKS = 4_000  # strong loads after which a cluster gives way that does somethi
 _MOST_AT_FIRST = 4  # clusters that are interleaved, as long as none of them waits for one that has not begun
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClusterWork:
     """Work of clusters, counted."""
 
-    executions: dict[str, list[int]]  # of each basic block, per warp role
+    executions: dict[str, list[int]] = field(default_factory=dict)  # of each basic block, per warp role
     # loaded, stored: bytes of tensor copies
     loaded: int = 0
     stored: int = 0
@@ -44,11 +44,11 @@ class ClusterWork:
     columns: int = 0  # most tensor-memory columns allocated in one CTA
     meter: UnitCounters | None = None  # the work of the units, or None
     # that stand against a certificate, see `races.certificate`: kind, index of the instruction or -1, text
-    places: frozenset[tuple[str, int, str]] = frozenset()
-    meetings: frozenset[tuple[str, int, Meeting]] = frozenset()  # of them: kind, index, two events
+    places: set[tuple[str, int, str]] = field(default_factory=set)
+    meetings: set[tuple[str, int, Meeting]] = field(default_factory=set)  # of them: kind, index, two events
     # instructions with strong accesses, and whether one met any that it does not commute with, in clusters so far
-    strong: frozenset[tuple[int, bool]] = frozenset()
-    clusters: int = 1  # how many
+    strong: set[tuple[int, bool]] = field(default_factory=set)
+    clusters: int = 0  # how many
 
     @staticmethod
     def of(cluster: Cluster, counters: Counters) -> ClusterWork:
@@ -61,10 +61,21 @@ class ClusterWork:
         return ClusterWork(
             executions=counters.executions, loaded=tables.loaded, stored=tables.stored,
             mmas=tables.mmas + tables.wgmmas,
-            columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter, places=frozenset(cluster.places),
-            meetings=frozenset(cluster.meetings),
-            strong=frozenset() if cluster.tracker is None else cluster.tracker.strong_accesses(),
+            columns=max(cta.tmem.columns_used for cta in cluster.ctas), meter=meter, places=cluster.places,
+            meetings=cluster.meetings,
+            strong=set() if cluster.tracker is None else cluster.tracker.strong_accesses(), clusters=1,
         )
+
+    def add(self, other: ClusterWork) -> None:
+        """Adds the work of other clusters."""
+        merge(self.executions, other.executions)
+        if self.meter is not None:
+            self.meter.merge(other.meter)
+        self.columns = max(self.columns, other.columns)
+        for name in ("loaded", "stored", "mmas", "clusters"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("places", "meetings", "strong"):
+            getattr(self, name).update(getattr(other, name))
 
 
 class Residents:
@@ -123,13 +134,13 @@ class Residents:
         launch, slot = self._launch, self._slot
         done = slot.run()
         if done:
-            launch.waiting.take(done)
-            counters = Counters(launch.execution.flow)
+            launch.take(done)
+            work = ClusterWork(clusters=done)
             for track, executions in zip(slot.tracks, slot.executions.tolist()):
-                counters.merge({track: executions})
-            yield ClusterWork(counters.executions, clusters=done)
+                merge(work.executions, {track: executions})
+            yield work
         if slot.scheduler is not None:
-            launch.waiting.take()
+            launch.take()
             self._running.append(slot.scheduler)
             self._begun += 1
 
@@ -198,7 +209,7 @@ class Residents:
 
     def _begin(self) -> Scheduler:
         launch = self._launch
-        cluster = launch.make_cluster(launch.waiting.take())
+        cluster = launch.make_cluster(launch.take())
         scheduler = self._scheduler(cluster)
         scheduler.holds = self._holds
         self._running.append(scheduler)

@@ -1,9 +1,9 @@
 """The grid: checks a launch, has its clusters executed, and adds up what they did."""
 
-import functools
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.common import interrupts
@@ -21,7 +21,6 @@ from cute_kernels.emulator.observe.counters import Counters, UnitCounters, UnitC
 from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.races.certificate import Certificate, judge
-from cute_kernels.emulator.races.meetings import Meeting
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,16 @@ class Report:
     certificate: Certificate | None = None
 
 
-def _carrying_ptx(function: Callable[..., Report]) -> Callable[..., Report]:
+@contextlib.contextmanager
+def _carrying(ptx: str, kernel: str | None) -> Iterator[None]:
     """Errors of a launch carry its PTX."""
-
-    @functools.wraps(function)
-    def wrapper(ptx: str, *arguments: object, **keywords: object) -> Report:
-        try:
-            return function(ptx, *arguments, **keywords)
-        except EmulatorError as error:
-            name = keywords["kernel"] if "kernel" in keywords else next(iter(arguments), None)
-            error.attach(ptx, kernel=name)
-            raise
-
-    return wrapper
+    try:
+        yield
+    except EmulatorError as error:
+        error.attach(ptx, kernel=kernel)
+        raise
 
 
-@_carrying_ptx
 @default_environment()
 def run(
     ptx: str,
@@ -126,75 +119,52 @@ def run(
     require_type("programmatic", programmatic, bool, "a bool")
     require_type("cooperative", cooperative, bool, "a bool")
     options = options or Options()
-    execution = Execution(ptx, kernel, extents("block", block), options)
-    memory = memory if memory is not None else GlobalMemory()
-    if args is not None:
-        if params:
-            raise ValueError("params and args are both given; args are made into params")
-        params = pack_arguments(execution.kernel, args, memory)
-    launch = Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options, parse(ptx).target)
-    launch.watch(programmatic=programmatic)
-    launch.prepare(ptx, cooperative=cooperative)
-    work, start = _Work(launch), time.perf_counter()
-    processes, one_process = _execute(launch, work)
-    return work.report(time.perf_counter() - start, processes, one_process)
+    with _carrying(ptx, kernel):
+        execution = Execution(ptx, kernel, extents("block", block), options)
+        memory = memory if memory is not None else GlobalMemory()
+        if args is not None:
+            if params:
+                raise ValueError("params and args are both given; args are made into params")
+            params = pack_arguments(execution.kernel, args, memory)
+        launch = Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options, parse(ptx).target)
+        launch.watch(programmatic=programmatic)
+        launch.prepare(ptx, cooperative=cooperative)
+        work, start = ClusterWork(meter=UnitCounters() if options.counters else None), time.perf_counter()
+        processes, one_process = _execute(launch, work)
+        return _report(launch, work, time.perf_counter() - start, processes, one_process)
 
 
-class _Work:
-    """Work of a launch's clusters, added up."""
-
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.counters = Counters(launch.execution.flow)
-        self.meter = UnitCounters() if launch.options.counters else None
-        self.loaded = self.stored = self.mmas = self.columns = self.clusters = 0
-        self.places: set[tuple[str, int, str]] = set()
-        self.meetings: set[tuple[str, int, Meeting]] = set()
-        self.strong: set[tuple[int, bool]] = set()
-
-    def add(self, work: ClusterWork) -> None:
-        self.counters.merge(work.executions)
-        if self.meter is not None:
-            self.meter.merge(work.meter)
-        self.loaded += work.loaded
-        self.stored += work.stored
-        self.mmas += work.mmas
-        self.columns = max(self.columns, work.columns)
-        self.clusters += work.clusters
-        self.places |= work.places
-        self.meetings |= work.meetings
-        self.strong |= work.strong
-
-    def report(self, seconds: float, processes: int, one_process: str) -> Report:
-        units, counters = None, self.counters
-        if self.meter is not None:
-            ctas = self.clusters * math.prod(self.launch.cluster)
-            units = self.meter.result(ctas, counters, self.launch.execution.kernel.instructions)
-        by_opcode = counters.by_opcode()
-        by_warps = sum(count for opcode, count in by_opcode.items() if opcode.split(".")[0] == "mma")
-        return Report(
-            warp_instructions=counters.total, by_role=counters.by_role, by_opcode=by_opcode, seconds=seconds,
-            clusters=self.clusters, tma_bytes_loaded=self.loaded, tma_bytes_stored=self.stored,
-            mma_instructions=self.mmas + by_warps, shared_bytes=self.launch.shared_bytes - SYSTEM_BYTES,
-            tensor_columns=self.columns, units=units, processes=processes, one_process=one_process,
-            certificate=self._certificate(),
-        )
-
-    def _certificate(self) -> Certificate | None:
-        launch, options = self.launch, self.launch.options
-        if not options.detectors:
-            return None
-        whole = ""
-        if options.without:
-            whole = f"the run was without these detectors: {', '.join(options.without)}"
-        elif options.completion != "eager":
-            whole = "asynchronous work did not take effect at once in the run, as it has to where phases are counted"
-        elif options.clusters is not None:
-            whole = "some clusters were executed, not all"
-        return judge(launch.execution.flow, self.counters.of_blocks(), self.places, whole, self.meetings, self.strong)
+def _report(launch: Launch, work: ClusterWork, seconds: float, processes: int, one_process: str) -> Report:
+    counters, units = Counters(launch.execution.flow, work.executions), None
+    if work.meter is not None:
+        ctas = work.clusters * math.prod(launch.cluster)
+        units = work.meter.result(ctas, counters, launch.execution.kernel.instructions)
+    by_opcode = counters.by_opcode()
+    by_warps = sum(count for opcode, count in by_opcode.items() if opcode.split(".")[0] == "mma")
+    return Report(
+        warp_instructions=counters.total, by_role=counters.by_role, by_opcode=by_opcode, seconds=seconds,
+        clusters=work.clusters, tma_bytes_loaded=work.loaded, tma_bytes_stored=work.stored,
+        mma_instructions=work.mmas + by_warps, shared_bytes=launch.shared_bytes - SYSTEM_BYTES,
+        tensor_columns=work.columns, units=units, processes=processes, one_process=one_process,
+        certificate=_certificate(launch, work, counters.of_blocks()),
+    )
 
 
-def _execute(launch: Launch, work: _Work) -> tuple[int, str]:
+def _certificate(launch: Launch, work: ClusterWork, executions: list[int]) -> Certificate | None:
+    options = launch.options
+    if not options.detectors:
+        return None
+    whole = ""
+    if options.without:
+        whole = f"the run was without these detectors: {', '.join(options.without)}"
+    elif options.completion != "eager":
+        whole = "asynchronous work did not take effect at once in the run, as it has to where phases are counted"
+    elif options.clusters is not None:
+        whole = "some clusters were executed, not all"
+    return judge(launch.execution.flow, executions, work.places, whole, work.meetings, work.strong)
+
+
+def _execute(launch: Launch, work: ClusterWork) -> tuple[int, str]:
     """Executes all clusters; by how many processes, and why by one, as in `Report`."""
     tell = launch.options.progress or (lambda done, of: None)
     allowed, clusters, processes = launch.options.processes, len(launch.waiting), 1

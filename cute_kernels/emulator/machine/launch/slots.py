@@ -67,7 +67,7 @@ class Slot:
         ``scheduler``, and it still counts as one that has not begun. Raises what handlers of signals do."""
         interrupts.check()
         launch = self._launch
-        indices = launch.waiting.left()[: self._count]
+        indices = launch.waiting[: self._count]
         if self._core is None:
             self._build(indices[0])
         core, races = self._core, launch.races
