@@ -112,14 +112,26 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class DoubleArrival:
+    """The first phase of a named barrier that is complete though a warp has arrived in it twice."""
+
+    number: int  # of the barrier
+    warp: str  # label of the warp
+    instruction: Located | None  # its second arrival
+    phase: int
+    warps: tuple[str, ...]  # labels of all that arrived
+
+
+@dataclass(frozen=True)
 class Past:
-    """The operations on mbarriers of a cluster before a fault."""
+    """The operations on barriers of a cluster before a fault."""
 
     barriers: tuple[BarrierState, ...] = ()  # all that are live
     moments: tuple[Moment, ...] = ()  # the latest operations on them, in order
     whole: bool = True  # no operations came before them
     # ranges of shared memory that nobody has written: CTA, first byte, and how many
     unwritten: tuple[tuple[int, int, int], ...] = ()
+    doubles: tuple[DoubleArrival, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,7 +163,7 @@ class Facts:
     pending: tuple[str, ...] = ()  # asynchronous operations that are not complete, of a hang
     sentence: str = ""  # what is wrong, without addresses, "" where the table of kinds or the message has it
     notes: list[str] = field(default_factory=list)  # further sentences
-    past: Past = Past()  # of the mbarriers, as far as it is kept
+    past: Past = Past()  # of the barriers, as far as it is kept
     phase: int = -1  # of the barrier, that a wait is for which may pass too early; -1 of others
     # kind and message of an arrival, bytes or a wait before it that order had not kept in their phase
     early: tuple[str, str] | None = None

@@ -8,6 +8,11 @@ static int settle(NamedBarrier *barrier) {
   if (barrier->arrived < barrier->expected) return 0;
   barrier->results[barrier->generation % VOTES] = barrier->vote;
   if (barrier->point) point_complete(barrier->point, 0);
+  if (barrier->again.warps && !barrier->first_double.warps) {
+    barrier->again.warps = barrier->warps;
+    barrier->first_double = barrier->again;
+  }
+  barrier->again.warps = barrier->warps = 0;
   barrier->generation++;
   barrier->arrived = barrier->arrivals = 0;
   barrier->vote = (Vote){0, 0};
@@ -61,6 +66,9 @@ static void arrive(
   barrier->arrived += LANES;
   if (!barrier->arrivals) barrier->first = place;
   barrier->who[barrier->arrivals++] = header->index;
+  int64_t warp = INT64_C(1) << header->index;
+  if (barrier->warps & warp) barrier->again = (DoubleArrival){header->index, place, barrier->generation, warp};
+  barrier->warps |= warp;
   barrier->vote.votes += vote.votes;
   barrier->vote.voters += vote.voters;
   settle(barrier);

@@ -164,6 +164,8 @@ enum {
 };
 enum { BAR_ARRIVE, BAR_SYNC, BAR_RED_POPC, BAR_RED_AND, BAR_RED_OR };
 typedef struct Vote { int64_t votes, voters; } Vote;  // threads whose predicate holds, and all
+// A phase that a warp completed in which it, or another one, had arrived twice. All zeros: there was none.
+typedef struct DoubleArrival { int64_t warp, place, generation, warps; } DoubleArrival;  // warps: a mask of who arrived
 typedef struct NamedBarrier {
   int64_t generation;              // that is incomplete
   int64_t expected, all_threads;   // threads that it needs; 1: all of the CTA, as long as they run
@@ -173,6 +175,8 @@ typedef struct NamedBarrier {
   int64_t first;                   // index of the instruction of the first one, -1: not known
   Point *point;                    // with detectors
   Vote vote, results[VOTES];       // of this generation, and of generation n in entry n % VOTES
+  int64_t warps;                   // a mask of those that have arrived
+  DoubleArrival again, first_double;  // in this generation, and in the first complete one that had any
 } NamedBarrier;
 struct NamedBarriers {
   int64_t running;              // threads of the warps that have not exited

@@ -150,6 +150,21 @@ def _at_named_barriers(e: Evidence) -> Fields | None:
     return {"waits": ", ".join(f"{e.who(warps)} at {place}" for place, warps in by_place.items())}
 
 
+def _arrived_twice(e: Evidence) -> Fields | None:
+    """An arrival of a warp was counted at a named barrier in place of one by a warp that has a part in the fault."""
+    waits = {each.warp: named_barrier(each.instruction) for each in e.facts.waits if each.kind == "bar"}
+    sides = {e.warp, e.facts.other.warp} if e.facts.other is not None else {e.warp}
+    for each in e.facts.past.doubles:
+        concerned = {warp for warp, number in waits.items() if number in (each.number, -1)} or sides
+        absent = sorted(warp for warp in concerned if warp and warp not in each.warps)
+        fields = {"number": each.number, "twice": e.who([each.warp]), "again": e.line(each.instruction)}
+        if absent and (waits or len(absent) < len(sides)):
+            return fields | {"absent": e.who(absent)}
+        if not absent and not waits and len(sides) == 1:  # nobody has written what the warp reads
+            return fields | {"absent": "another warp"}
+    return None
+
+
 def _named_barrier_short(e: Evidence) -> Fields | None:
     """Nobody else can come to a named barrier at which threads wait."""
     waits = [(wait, named_barrier(wait.instruction)) for wait in e.facts.waits if wait.kind == "bar"]
@@ -592,6 +607,10 @@ BARRIERS: tuple[Cause, ...] = (
     # Hangs: resources first, then mbarriers.
     Cause(("hang",), _waits("setmaxnreg"), "", "registers"),
     Cause(("hang",), _waits("tcgen05.alloc"), "", "tensor-columns"),
+    Cause(("hang", "shared-race", "uninitialised-read"), _arrived_twice, "named barrier {number} counted two arrivals "
+          "of {twice} in one phase, the second at {again} in place of one by {absent}, without which it was complete. "
+          "An arrival of the next turn has to wait until the phase is complete, or turns in flight have barriers of "
+          "their own (an id for each stage)"),
     Cause(("hang",), _named_barrier_short, "nobody else can come to named barrier {number}, at which {who} wait at "
           "{at}: {came} of {count} threads have arrived. number_of_threads is the number of all who come, arriving and "
           "waiting, or the others have to come to a barrier with this id.{hint}"),

@@ -78,6 +78,7 @@ IDLE = """mov.u32 %r8, %clock; IDLE: mov.u32 %r9, %clock; sub.u32 %r10, %r9, %r8
 INIT = "@%p9 bra READY; mbarrier.init.shared.b64 [dynamic], 1; READY: bar.sync 0;"
 ARRIVE = "@%p9 bra SENT; mbarrier.arrive.shared.b64 {}, [dynamic]; SENT: bar.warp.sync -1;"
 #: Bodies, and kinds of what stands against a certificate.
+LOOK = INIT + ARRIVE.format("_") + "W: mbarrier.try_wait.parity.shared.b64 %p2, [dynamic], 0; "
 JUDGED = {
     "nothing but arithmetic": ("st.global.u32 [%d1], %r1;", []),
     "a loop that waits for time": (IDLE, []),
@@ -110,6 +111,20 @@ JUDGED = {
         "W: mbarrier.try_wait.parity.shared.b64 %p2, [dynamic], 0; @!%p2 bra W;", []),
     "a wait that polls and sleeps": (INIT + ARRIVE.format("_") + "W: mbarrier.test_wait.parity.shared.b64 %p2, "
         "[dynamic], 0; @%p2 bra DONE; nanosleep.u32 20; bra W; DONE:", []),
+    "a wait that a function of CUDA C++ makes": (
+        LOOK + "selp.u32 %r8, 1, 0, %p2; setp.eq.s32 %p3, %r8, 0; @%p3 bra W; st.global.u32 [%d1], %r8;", []),
+    "a wait by bits of its answer": (LOOK + "not.pred %p3, %p2; selp.b32 %r8, 3, 4, %p3; and.b32 %r8, %r8, 1; "
+        "setp.ne.u32 %p3, %r8, 1; @!%p3 bra W;", []),
+    "a wait for the other answer": (LOOK.replace(", 0;", ", 1;") + "selp.u32 %r8, 1, 0, %p2; setp.ne.s32 %p3, %r8, 0; "
+        "@!%p3 bra D; setp.ne.u32 %p4, %r8, %r8; @%p4 bra W; D:", ["answer"]),
+    "a wait whose answer is not looked at": (
+        LOOK + "selp.u32 %r8, 1, 1, %p2; setp.eq.s32 %p3, %r8, 0; @%p3 bra W;", ["answer"]),
+    "a wait by an answer that is not a number": (
+        LOOK + "selp.f32 %r8, 0f3F800000, 0f7FC00000, %p2; setp.neu.f32 %p3, %r8, %r8; @%p3 bra W;", ["answer"]),
+    "a wait that counts in its block": ("mov.u32 %r9, 0; " + LOOK + "selp.u32 %r8, 1, 0, %p2; add.u32 %r9, %r9, 1; "
+        "setp.eq.s32 %p3, %r8, 0; @%p3 bra W; st.global.u32 [%d1], %r9;", ["answer"]),
+    "a wait that looks at the time": (LOOK + "selp.u32 %r8, 1, 0, %p2; mov.u32 %r9, %clock; setp.eq.s32 %p3, %r8, 0; "
+        "@%p3 bra W; st.global.u32 [%d1], %r9;", ["answer", "draw"]),
     "a wait that counts": (INIT + ARRIVE.format("_") + "mov.u32 %r8, 0; W: mbarrier.try_wait.parity.shared.b64 %p2, "
         "[dynamic], 0; @%p2 bra DONE; add.u32 %r8, %r8, 1; bra W; DONE: st.global.u32 [%d1], %r8;", ["answer"]),
     "a wait that gives up": (INIT + ARRIVE.format("_") + "mov.u32 %r8, 0; W: mbarrier.try_wait.parity.shared.b64 %p2, "

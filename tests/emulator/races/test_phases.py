@@ -127,6 +127,31 @@ def test_a_fault_is_reported_by_name_and_its_sound_twin_has_a_certificate(name: 
     assert report.kind == kind and report.help
 
 
+#: flashinfer #3700 with a ring: warps 0 and 1 fill a stage in each turn and arrive, warp 2 takes what both have filled.
+FILLS, DRAINS = (
+    " ".join(text.format(barrier=f"<<{1 + turn}|1>>", own=256 * turn) for turn in (0, 1))
+    for text in ("st.shared.u32 [%r5+{own}], 7; bar.arrive {barrier}, 96;",
+                 "bar.sync {barrier}, 96; ld.shared.v2.u32 {{%r21, %r22}}, [%r6+{own}];")
+)  # fmt: skip
+RING = f"""{BARRIERS} bar.sync 0; setp.eq.u32 %p2, %r2, 2; @%p2 bra OTHER; {FILLS} bra END;
+    OTHER: add.u32 %r6, %r5, %r3; sub.u32 %r6, %r6, 512; {DRAINS} {END}"""
+
+
+@pytest.mark.parametrize("options", [Options(), *(Options(seed=seed, interleave="random") for seed in range(6))])
+def test_two_arrivals_of_a_warp_in_one_phase_are_named(options: Options):
+    """They complete it in place of another warp, and what shows is a race, memory that nobody wrote, or a hang."""
+    words = aligned(np.zeros(64, np.uint32))
+    sound, faulty = (module(MARK.sub(lambda m, side=side: m[side], RING), parameters=1) for side in (1, 2))
+    assert launch(sound, words, block=(96, 1, 1), options=options).certificate.given
+    with pytest.raises(EmulatorError) as raised:
+        launch(faulty, words, block=(96, 1, 1), options=options)
+    report = diagnose(raised.value)
+    assert report.kind in ("shared-race", "uninitialised-read", "hang"), report
+    absent = "warp [012]|another warp"
+    words = f"counted two arrivals of warp [01] in one phase, the second at PTX line .* in place of one by ({absent}),"
+    assert re.match(f"named barrier 1 {words}", report.help), report.help
+
+
 def test_another_fault_of_the_run_is_reported_first_and_says_what_came_before():
     body = MARK.sub(lambda m: m[2] or "", FAULTS["arrival at an mbarrier"][2])
     body = body.replace("END: ret;", "mov.u32 %r9, 1; st.global.u32 [%d0+4096], %r9; END: ret;")

@@ -1,11 +1,12 @@
 """Waits and other answers in a kernel's flow graph: which looks at an mbarrier are waits, which answers decide nothing,
 and behind which waits the lanes of a warp may part."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 
 from cute_kernels.emulator.isa.ptx.families import read, written
 from cute_kernels.emulator.isa.ptx.flow import Block, Flow, is_together
-from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Operand, Register, Special
+from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Not, Operand, Register, Special
 
 _COPIES = ("cp", "async", "bulk")
 _COMMUTING, _INTEGERS = frozenset("add min max and or xor".split()), frozenset("u32 s32 b32 u64 s64 b64".split())
@@ -83,27 +84,76 @@ PURE = frozenset(
 )
 
 
+_INTEGER_TYPES = {(f"{kind}{bits}",) for kind in "bsu" for bits in (16, 32, 64)}
+_BITWISE = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+
+
 def waits_until_complete(flow: Flow, index: int) -> bool:
     """Whether a look at an mbarrier is a wait: whoever is told that the phase is not complete comes back to look again.
 
-    On the way back nothing has an effect, and no register changes that is read before it is written.
+    On the way back nothing has an effect, and no register changes that is read before it is written. Behind the look
+    its block may compute what does not depend on how often it looks, such as the 0 or 1 that a function returns for it.
     """
     instruction = flow.kernel.instructions[index]
     block = _block_of(flow, index)
     looks = written(instruction)[:1]
     branch = flow.kernel.instructions[block.end - 1]
     behind = flow.kernel.instructions[index + 1 : block.end - 1]
-    if not looks or branch.parts[0] != "bra" or branch.guard is None or branch.guard.register != looks[0]:
+    if not looks or branch.parts[0] != "bra" or branch.guard is None or len(block.successors) != 2:
         return False
-    if instruction.guard is not None or len(block.successors) != 2 or behind or index != block.start:
+    made = {name for each in behind for name in written(each)}
+    if instruction.guard is not None or index != block.start or made & block.live_in or not all(map(_is_fixed, behind)):
+        return False
+    goes_on = [_answered(behind, {looks[0]: answer}).get(branch.guard.register) for answer in (0, 1)]
+    if goes_on not in ([0, 1], [1, 0]):
         return False
     taken, passed = block.successors  # the target first
-    again, on = (taken, passed) if branch.guard.negated else (passed, taken)
+    again, on = (taken, passed) if bool(goes_on[0]) != branch.guard.negated else (passed, taken)
     back = _idle(flow, again, block.index)
     if back is None or on in (again, block.index):
         return False
     live = block.live_in | (flow.blocks[on].live_in if on != flow.exit else frozenset())
-    return not _changed(flow, back) & (live - set(looks))
+    return not _changed(flow, back) & (live - set(looks) - made)
+
+
+def _is_fixed(instruction: Instruction) -> bool:
+    """Whether it computes the same of the same registers at any time."""
+    special = any(isinstance(each, Special) for each in instruction.operands)
+    return instruction.parts[0] in PURE and instruction.guard is None and not special
+
+
+def _answered(behind: Sequence[Instruction], values: dict[str, int]) -> dict[str, int]:
+    """Values of registers behind some instructions, as far as selp, mov, setp, and, or, xor of integers tell."""
+    for each in behind:
+        operands = [_value(operand, values) for operand in each.operands[1:]]
+        name, known = each.parts[0], None not in operands
+        result = None
+        if name == "selp" and operands[2] is not None:
+            result = operands[0] if operands[2] else operands[1]
+        elif name == "mov" and known:
+            result = operands[0]
+        elif name in _BITWISE and known:
+            result = _BITWISE[name](*operands)
+        elif name == "setp" and known and len(operands) == 2 and each.parts[2:] in _INTEGER_TYPES:
+            same = (operands[0] - operands[1]) % (1 << int(each.parts[2][1:])) == 0
+            result = {"eq": int(same), "ne": int(not same)}.get(each.parts[1])
+        elif each.parts == ("not", "pred") and known:
+            result = 1 - operands[0]
+        for register in written(each):
+            values.pop(register, None)
+        if result is not None and isinstance(each.operands[0], Register):
+            values[each.operands[0].name] = result
+    return values
+
+
+def _value(operand: Operand, values: dict[str, int]) -> int | None:
+    """Value of an operand, None if it is not known."""
+    if isinstance(operand, Immediate):
+        return operand.value
+    if isinstance(operand, Not):
+        inner = values.get(operand.register.name)
+        return None if inner is None else 1 - inner
+    return values.get(operand.name) if isinstance(operand, Register) else None
 
 
 def _block_of(flow: Flow, index: int) -> Block:

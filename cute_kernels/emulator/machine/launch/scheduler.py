@@ -397,7 +397,7 @@ class Scheduler:
             lines.append(f"{self.later} clusters have not started: {self.most} are resident at most at the same time")
         return Hang(message, "\n".join(lines)).know(
             kind, waits=tuple(self._waiting(warp) for warp in self.cluster.warps), exited=tuple(exited),
-            pending=tuple(pending), barriers=self.cluster.barriers.states(), past=self.cluster.barriers.past(),
+            pending=tuple(pending), barriers=self.cluster.barriers.states(), past=self.cluster.past(),
         )
 
     def _waiting(self, warp: Warp) -> WaitState:

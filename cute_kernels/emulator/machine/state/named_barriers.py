@@ -6,7 +6,7 @@ This makes room for what the core keeps, and words what is refused.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
-from cute_kernels.emulator.facts import Side
+from cute_kernels.emulator.facts import DoubleArrival, Side
 from cute_kernels.emulator.machine.state.warp import CtaState, WarpState
 
 #: What the core finds wrong with an arrival.
@@ -77,6 +77,15 @@ class NamedBarriers:
     def point(self, number: int) -> Point:
         """The race detector's knowledge of a barrier."""
         return self._points[number]
+
+    def double_arrivals(self) -> Iterator[DoubleArrival]:
+        """The first one of each barrier that had any."""
+        for number, state in enumerate(self._state.barriers):
+            if found := state.first_double.warps:
+                each, warps = state.first_double, self.cta.warps
+                who = tuple(warp.label for index, warp in enumerate(warps) if found >> index & 1)
+                at = self.cta.cluster.instruction(each.place)
+                yield DoubleArrival(number, warps[each.warp].label, at, each.generation, who)
 
     def make_room(self, number: int, new_point: Callable[[], Point] | None) -> None:
         """The core asks for it, and with detectors (``new_point``) for what passes order on."""

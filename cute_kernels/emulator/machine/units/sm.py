@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import math
 from collections import defaultdict
@@ -14,7 +15,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
-from cute_kernels.emulator.facts import Side
+from cute_kernels.emulator.facts import Past, Side
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.state import access_faults, lane_faults, named_barriers
 from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, cluster_random
@@ -395,9 +396,14 @@ class Cluster:
             return  # it has what was known at the time
         if self._early:
             error.know(early=(self._early[0].kind, self._early[0].message))
-        past = self.barriers.past()
+        past = self.past()
         # Others of an array tell which of them the error's barrier is.
         error.know(past=past, barriers=past.barriers if error.facts.barrier is not None else ())
+
+    def past(self) -> Past:
+        """Operations on barriers before a fault."""
+        doubles = tuple(each for cta in self.ctas for each in cta.named.double_arrivals())
+        return dataclasses.replace(self.barriers.past(), doubles=doubles)
 
     def report_once(self, what: Hashable, error: Callable[[], EmulatorError]) -> None:
         """Reports what is wrong with the running instruction, once in a launch: repeats are not even put into words."""
