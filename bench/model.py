@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -141,8 +143,10 @@ def correlations(checked: Sequence[Checked]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Launch:
-    """A sustained launch of a drawn shape: by what its modelled clocks are divided, microseconds, the model's."""
+    """A sustained launch of a drawn shape: configuration, by what its modelled clocks are divided, microseconds, the
+    model's."""
 
+    config: Any
     scale: float
     time: float
     predicted: float
@@ -151,7 +155,7 @@ class Launch:
 def launches(shapes: Iterable[choices_fit.Timed], clocks_per_microsecond: float) -> list[list[Launch]]:
     """Of each shape, of every candidate."""
     return [
-        [Launch(predicted * clocks_per_microsecond / time, time, predicted)
+        [Launch(config, predicted * clocks_per_microsecond / time, time, predicted)
          for config, time in shape.times["sustained"].items() for predicted in [shape.modelled(config)]]
         for shape in shapes
     ]  # fmt: skip
@@ -172,6 +176,29 @@ def check_patches() -> list[list[Launch]]:
     """Launches of models of patches that no fit has seen: those that were kept out, and those drawn afterwards."""
     shapes = [s for s in choices_images.read(choices_images.RECORDED) if choices_fit.held_out(s.problem)]
     return launches([*shapes, *choices_images.read(choices_images.AFTER)], patches_sm90.CLOCKS_PER_MICROSECOND)
+
+
+def ratio_errors(unseen: Iterable[Sequence[Launch]]) -> tuple[np.ndarray, np.ndarray]:
+    """How far the model's ratio of two configurations' times of one shape is off, the larger over the smaller one less
+    1: of pairs that differ in one field, and of all."""
+    one, every = [], []
+    for shape in unseen:
+        fields = [vars(each.config).items() for each in shape]
+        for a, b in itertools.combinations(range(len(shape)), 2):
+            modelled, timed = (getattr(shape[a], name) / getattr(shape[b], name) for name in ("predicted", "time"))
+            every.append(max(modelled / timed, timed / modelled) - 1)
+            if type(shape[a].config) is type(shape[b].config) and len(fields[a] ^ fields[b]) == 2:
+                one.append(every[-1])
+    return np.array(one), np.array(every)
+
+
+def ratio_text(unseen: Iterable[Sequence[Launch]]) -> str:
+    """Errors of ratios within a shape."""
+    one, every = ratio_errors(unseen)
+    return (
+        f"ratios of two configurations: {np.quantile(one, 0.9):.0%} off at the 90th percentile of {len(one):,} pairs "
+        f"that differ in one field, {np.quantile(every, 0.9):.0%} of all {len(every):,}"
+    )
 
 
 def unseen_text(unseen: Sequence[Sequence[Launch]], long: float = math.inf) -> str:
@@ -256,7 +283,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(", ".join(f"{name}={value}" for name, value in dataclasses.asdict(costs).items()), end="\n\n")
     print(b200_table(check()), end="\n\n")
     print(designs_table(), plain_product(), sep="\n\n", end="\n\n")
-    print(unseen_text(check_patches()), unseen_text(check_gemm()[1], gemm_sm90.LONG), sep="\n\n")
+    patches, gemm = check_patches(), check_gemm()[1]
+    print(unseen_text(patches), ratio_text(patches), sep="; ", end="\n\n")
+    print(unseen_text(gemm, gemm_sm90.LONG), ratio_text(gemm), sep="; ")
     return 0
 
 

@@ -154,26 +154,35 @@ def span(row: Row, column: str) -> tuple[float, float] | None:
     return None if found is None else (found, found)
 
 
-def tie(a: Row, b: Row, column: str) -> bool:
-    """Whether the ranges of two rows' values, which both have, overlap."""
+def tie(a: Row, b: Row, column: str, fields: int = 2) -> bool:
+    """Whether two rows' values, which both have, may be equal: where measured pairs say how far ratios of modelled
+    times are off, by that, else by their ranges. ``fields``: in which the two differ, 2 for any number."""
+    if column == "modelled" and (errors := _ratio_errors(a, b)) is not None:
+        times = a.microseconds, b.microseconds
+        return max(times) <= (1 + errors[fields > 1]) * min(times)
     (low, high), (other_low, other_high) = span(a, column), span(b, column)
     return low <= other_high and other_low <= high
+
+
+def _ratio_errors(a: Row, b: Row) -> tuple[float, float] | None:
+    """As `Prediction` has them, of two modelled times; None where they are unknown, or of two models."""
+    return a.prediction.ratio_errors if a.prediction.caveat == b.prediction.caveat else None
 
 
 def ranked(rows: Iterable[Row]) -> list[list[Row]]:
     """Levels of the legal configurations whose time is known, measured where one is, else modelled, quickest first.
 
-    A level has the rows that may be the quickest of those behind the levels before: no other's range ends before theirs
-    begins. They stand in the order of the table.
+    A level has the rows that may be the quickest of those behind the levels before: they tie with the row whose range
+    ends first. They stand in the order of the table.
     """
     rows = list(rows)
     column = "measured" if any(row.measured is not None for row in rows) else "modelled"
-    spanned = [(row, span(row, column)) for row in rows if value(row, column) is not None]
+    left = [row for row in rows if value(row, column) is not None]
     levels = []
-    while spanned:
-        most = min(high for _, (_, high) in spanned)
-        levels.append([row for row, (low, _) in spanned if low <= most])
-        spanned = [each for each in spanned if each[1][0] > most]
+    while left:
+        first = min(left, key=lambda row: span(row, column)[1])
+        levels.append([row for row in left if tie(row, first, column)])
+        left = [row for row in left if not tie(row, first, column)]
     return levels
 
 
@@ -211,7 +220,7 @@ def effects(rows: Iterable[Row]) -> list[str]:
             ends = {(spell(a.settings[field]), spell(b.settings[field])) for a, b in pairs}
             way = " to ".join(next(iter(ends))) if len(ends) == 1 else "from the first to the last legal value"
             known = [column for column in columns_of(legal) if _both(pairs, column)]
-            changes = ", ".join(filter(None, (_change(pairs, column) for column in known)))
+            changes = ", ".join(filter(None, (_change(pairs, column, 1 + len(followers)) for column in known)))
             unchanged = f"no change of {', '.join(map(_unit, known))}" if known else "nothing is known of both"
             along = f" with {' and '.join(followers)}" if followers else ""
             lines.append(f"{field} {way}{along} ({counted(len(pairs), 'pair')}): {changes or unchanged}")
@@ -227,14 +236,17 @@ def _unit(column: str) -> str:
     return UNITS.get(column, column)
 
 
-def _change(pairs: Sequence[tuple[Row, Row]], column: str) -> str:
+def _change(pairs: Sequence[tuple[Row, Row]], column: str, fields: int) -> str:
     """How much a column changes where both rows have it, as a part of its value; "" where it does not. Modelled times
-    change where their ranges do not overlap."""
-    count = len(_both(pairs, column))
+    change where they do not tie. ``fields``: as of `tie`."""
+    count, within = len(_both(pairs, column)), ""
     if column == "modelled":
-        pairs = [(a, b) for a, b in pairs if _both([(a, b)], column) and not tie(a, b, column)]
-        if not _both(pairs, column):
-            return f"{_unit(column)} within its range"
+        pairs = [(a, b) for a, b in pairs if _both([(a, b)], column)]
+        known = all(_ratio_errors(a, b) for a, b in pairs)
+        within = "within the error of a ratio" if known else "within its range"
+        pairs = [(a, b) for a, b in pairs if not tie(a, b, column, fields)]
+        if not pairs:
+            return f"{_unit(column)} {within}"
     both = _both(pairs, column)
     if all(a == b for a, b in both):
         return ""
@@ -243,7 +255,7 @@ def _change(pairs: Sequence[tuple[Row, Row]], column: str) -> str:
     else:
         changes, form = [b / a - 1 for a, b in both], "{:+.1%}"
     ends = dict.fromkeys(form.format(end) for end in (min(changes), max(changes)))
-    beyond = f" in {counted(len(both), 'pair')} of {count}, in the rest within its range" if len(both) < count else ""
+    beyond = f" in {counted(len(both), 'pair')} of {count}, in the rest {within}" if len(both) < count else ""
     return f"{_unit(column)} {' to '.join(ends)}{beyond}"
 
 

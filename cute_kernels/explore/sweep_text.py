@@ -37,7 +37,7 @@ def text_of(rows: Sequence[Row], best: int = 3, sort: str | None = None, pareto:
     if all(axis in sweep_outcomes.columns_of(rows) for axis in axes):
         numbered = sweep_outcomes.numbers(rows)
         front = sweep_outcomes.spans(numbered[id(row)] for row in sweep_outcomes.pareto(rows, *axes))
-        none = "none: the ranges of modelled times overlap" if "modelled" in axes else "none"
+        none = "none: modelled times do not tell which is quicker" if "modelled" in axes else "none"
         lines.append(f"Pareto front of {' and '.join(axes)}: {front or none}")
     lines += [f"varying {effect}" for effect in sweep_outcomes.effects(rows)]
     return lines + plan_facts.caveats(row.prediction for row in rows if row.measured is None)

@@ -36,7 +36,7 @@ CAVEAT = (
     "Modelled for a B200, never measured by this project. The model ranks designs (rank correlation 0.93 over 21 "
     "variants that the fit had not seen, 9 distinct times), not settings of one design: over 145 configurations of the "
     "CUDA original, measured by others on a B200, its rank correlation is -0.09. It does not see stages, "
-    "epilogue_warps or stagger."
+    "epilogue_warps or stagger. How far ratios of two of its times are off is unknown."
 )
 """docs/model.md says where both figures come from."""
 

@@ -66,6 +66,8 @@ class Prediction:
     parts: Mapping[str, float]
     caveat: str  # what is known of the model's errors: a sentence that stands under every table of its times
     error: float  # how far off the model is to be expected, as a part of the time
+    # the same of ratios of two configurations' times of one problem: that differ in one field, and any; None: unknown
+    ratio_errors: tuple[float, float] | None = None
 
     least = number(lambda self: self.microseconds * (1 - self.error))
     """Lower end of the range of microseconds."""

@@ -104,6 +104,19 @@ def test_times_of_gemm_are_those_of_shapes_that_no_fit_has_seen():
     assert "error 10% in the median and 94% at the most" in gemm_sm90.CAVEAT and "0.91" in gemm_sm90.CAVEAT
 
 
+@pytest.mark.parametrize("unseen", [model.check_patches, lambda: model.check_gemm()[1]], ids=["patches", "gemm"])
+def test_ratios_of_configurations_of_one_problem(unseen):
+    """A range holds nine pairs of ten, of those that differ in one field and of all; the page and the caveat say so."""
+    launches = unseen()
+    module = patches_sm90 if unseen is model.check_patches else gemm_sm90
+    for errors, expected in zip(model.ratio_errors(launches), module.RATIO_ERRORS, strict=True):
+        assert len(errors) > 1000 and 0.88 <= np.mean(errors <= expected) <= 0.92
+        assert f"{expected:.0%}" in module.CAVEAT.partition("Ratios")[2]
+    assert model.ratio_text(launches) in Path("docs/model.md").read_text().replace("\n", " ")
+    plan = make_plan(GemmProblem(512, 512, 512), arch="sm_90a")
+    assert predict(plan).ratio_errors == gemm_sm90.RATIO_ERRORS
+
+
 def test_times_of_gemm_hold_for_an_h100():
     """Another card than the fit's, on which layers were tuned earlier."""
     recorded = json.loads(archive.read_text(archive.recorded("2026-11-26-h100/gemm-layers-tune.json")))

@@ -31,6 +31,7 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.dsl import kernel_cache
+from cute_kernels.emulator.observe.counters import UnitCounts
 from cute_kernels.explore import explorer, plan_facts, sweep_table
 from cute_kernels.explore import sweep_program as sweep_program_module
 from cute_kernels.explore.page import page
@@ -222,6 +223,22 @@ def test_a_level_has_the_rows_that_may_be_quickest() -> None:
         assert ranked(rows) == wanted
 
 
+def test_ratios_tell_rows_apart_that_ranges_do_not() -> None:
+    """Off by at most a tenth where one field differs, a fifth where several do; not between two models."""
+    rows = [made(4.0, 8, n=1, m=1), made(4.35, 8, n=1, m=2), made(4.7, 8, n=2, m=1), made(4.9, 8, n=2, m=2)]
+    assert len(ranked(rows)) == 1
+    times = [dataclasses.replace(row.prediction, ratio_errors=(0.1, 0.2)) for row in rows]
+    known = [dataclasses.replace(row, prediction=time) for row, time in zip(rows, times, strict=True)]
+    assert ranked(known) == [known[:3], known[3:]] and pareto(known) == [] and pareto(known[::3]) == known[:1]
+    n, m = effects(known)
+    assert n == "n 1 to 2 (2 pairs): modelled us +12.6% to +17.5%"
+    assert m == "m 1 to 2 (2 pairs): modelled us within the error of a ratio"
+    followed = dataclasses.replace(known[2], others={"loads": 2})
+    assert effects([known[0], followed]) == ["n 1 to 2 with loads (1 pair): modelled us within the error of a ratio"]
+    known[3] = dataclasses.replace(known[3], prediction=dataclasses.replace(times[3], caveat="of another model"))
+    assert ranked(known) == [known]
+
+
 def test_a_level_is_said_with_its_range_and_what_its_rows_share() -> None:
     times = {3: 4.0, 4: 4.1, 5: 9.0}
     configs = {stages: dataclasses.replace(BASE, tile_n=128, stages=stages) for stages in times}
@@ -325,6 +342,18 @@ def test_what_a_field_changes() -> None:
     alone, both, *_ = effects(followed)
     assert alone == "tile 1 to 2 (1 pair): shared B +200.0%, modelled us -50.0%"
     assert both == "tile 1 to 2 with loads (1 pair): shared B +166.7%, modelled us -50.0%"
+
+
+def test_counts_of_roles_are_shown_where_there_are_several() -> None:
+    """One role's are those of all warps."""
+
+    def counts(**instructions: int) -> dict[str, float]:
+        units = UnitCounts(1, {role: {"float": count} for role, count in instructions.items()}, {})
+        return {name: n for name, n in plan_facts.counts_of([types.SimpleNamespace(units=units)]).items() if n}
+
+    assert counts(compute=3) == {"warp instructions": 3}
+    roles = {"warp instructions: compute": 3, "warp instructions: load": 2}
+    assert counts(compute=3, load=2) == {"warp instructions": 5} | roles
 
 
 def test_a_front_of_any_two_columns() -> None:
