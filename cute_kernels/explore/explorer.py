@@ -11,12 +11,10 @@ import torch
 
 from cute_kernels import emulator
 from cute_kernels.common.chips import DEFAULT_ARCH
-from cute_kernels.explore import own_layouts, sweep_outcomes, sweep_program, sweep_table
-from cute_kernels.explore.own_layouts import OwnMemory
+from cute_kernels.explore import sweep_outcomes, sweep_program, sweep_table
 from cute_kernels.explore.page import page
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.operations import registry
-from cute_kernels.operations.compile import compile_plan
 from cute_kernels.operations.runtime import emulated
 
 __all__ = ["frame", "measured", "page", "timeline", "timeline_of_program"]
@@ -52,19 +50,11 @@ def timeline(row: Row, *, seed: int = 1, trace: Path | None = None) -> dict[str,
 
     ``row``: one that was counted. ``seed``: of the schedule. ``trace``: where the file for Perfetto stays. Returns
     ``of``, what it shows; ``tracks``, their names; ``slices``: track, first step, steps, kind and words of each;
-    ``arrows`` from releases to waits: step and track of both; ``memory``: `own_layouts.OwnMemory` of the run. Raises
-    ValueError: there is no such problem."""
+    ``arrows`` from releases to waits: step and track of both. Raises ValueError: there is no such problem."""
     if row.small is None:
         raise ValueError(f"row = {dict(row.settings)}: must be one that was counted")
     operands = registry.random_operands(row.small)
-    last = row.small.launches[-1]
-
-    def launch(options: emulator.Options) -> OwnMemory:
-        report = emulated.launch(row.small, operands, options)
-        recorded = emulated.recorded(last, operands.of(last), compile_plan(last, emulated=True))
-        return own_layouts.of_launch(recorded, report.units)
-
-    run = _schedule(launch, seed, trace)
+    run = _schedule(lambda options: emulated.launch(row.small, operands, options), seed, trace)
     settings = sweep_outcomes.settings_text([row]) if row.settings else "the default"
     return {**run, "of": f"{row.small.describe_problem()}, {settings}"}
 
@@ -84,24 +74,22 @@ def timeline_of_program(
     refuses the settings, or launches no kernel; EmulatorError: a kernel of it is at fault."""
     words = [*arguments, *(f"--{name}={value}" for name, value in settings.items())]
 
-    def run(options: emulator.Options) -> OwnMemory:
+    def run(options: emulator.Options) -> None:
         session, reason = sweep_program.emulated(str(Path(script).resolve()), words, arch, options)
         if session.failures:
             raise session.failures[0]
         if reason is not None:
             raise ValueError(f"settings = {dict(settings)}: {reason}")
-        first = session.launches[0]
-        return own_layouts.of_launch(first.launch, first.report.units)
 
     return {**_schedule(run, 1, trace), "of": " ".join([Path(script).name, *words])}
 
 
-def _schedule(run: Callable[[emulator.Options], OwnMemory], seed: int, trace: Path | None) -> dict[str, Any]:
+def _schedule(run: Callable[[emulator.Options], Any], seed: int, trace: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = trace or Path(folder) / "trace.json"
-        options = emulator.Options(trace=str(file), completion="random", interleave="random", seed=seed, counters=True)
-        memory = run(options)
-        return {**drawn(file), "memory": memory}
+        options = emulator.Options(trace=str(file), completion="random", interleave="random", seed=seed)
+        run(options)
+        return drawn(file)
 
 
 _KINDS = ("work", "wait", "instruction")

@@ -20,6 +20,7 @@ function choose(row) {
   lines.forEach(each => each.classList.toggle("chosen", each === line));
   $("input", line).checked = true;
   all("article").forEach(each => { each.hidden = each.id !== "row-" + row; });
+  all(".banks").forEach(each => { each.hidden = !each.dataset.rows.split(" ").includes(String(row)); });
   for (const select of selects) {
     const value = line.getAttribute("data-set-" + select.dataset.field);
     select.value = value ?? "";

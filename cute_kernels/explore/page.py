@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
 from cute_kernels.common.words import counted
 from cute_kernels.config import ITEMSIZE
-from cute_kernels.explore import plan_facts, sweep_outcomes, sweep_text
+from cute_kernels.explore import own_layouts, plan_facts, sweep_outcomes, sweep_text
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.plan.config_codec import spell
 
@@ -52,7 +52,7 @@ def page(
         _tag("section", *(_details(row, number, subject) for number, row in _numbered(rows)), id="row"),
         _tag("section", *_answers(rows), id="answers"),
         _tag("section", *_maps(rows), id="maps"),
-        _tag("section", *_layouts(timeline), id="layouts") if timeline and timeline.get("memory") else "",
+        _tag("section", *_layouts(rows), id="layouts"),
         _tag("section", *_timeline(timeline, beside), id="timeline") if timeline else "",
     )
 
@@ -63,7 +63,8 @@ def timeline_page(timeline: Mapping[str, Any], beside: str | None = None) -> Pag
 
 
 def _document(title: str, *sections: str) -> Page:
-    style, script = (Path(__file__).with_suffix(suffix).read_text("utf-8") for suffix in (".css", ".js"))
+    plain, script = (Path(__file__).with_suffix(suffix).read_text("utf-8") for suffix in (".css", ".js"))
+    style = plain + "".join(f".b{bank} {{ background: hsl({11 * bank} 55% 78%); }}\n" for bank in range(32))
     head = f'<meta charset="utf-8"><title>{title}</title><meta name="viewport" content="width=device-width">'
     body = f"<main>\n<h1>{title}</h1>\n{''.join(sections)}</main>\n<script>\n{script}</script>"
     return Page(
@@ -178,6 +179,8 @@ def _details(row: Row, number: int, subject: Any) -> str:
     if row.reason is None and subject is not None and row.config is not None:
         plan = row.plan(subject.problem)
         parts += [*_waves(plan), *_roofline(row, plan)]
+    if row.memory is not None:
+        parts.append(_accesses(row.memory))
     if row.prediction is not None:
         times = [(name, f"{time:,.1f} us") for name, time in row.prediction.parts.items() if time]
         parts.append(_pairs("Modelled time, by what takes it", times))
@@ -269,35 +272,37 @@ def _bar(parts: Sequence[tuple[str, float, float, int]], size: float, what: str 
     return _tag("div", *places, class_="bar", role="img", aria_label=label)
 
 
-_MOST_ROWS, _MOST_PIECES = 16, 16
+def _layouts(rows: Sequence[Row]) -> Iterator[str]:
+    """Banks of the tensors of rows, once for those that have the same; the script shows those of the selected row."""
+    numbers, found = sweep_outcomes.numbers(rows), {}
+    for row in rows:
+        for tensor in row.memory.tensors if row.memory is not None else ():
+            found.setdefault(tensor, []).append(numbers[id(row)])
+    if not found:
+        return
+    yield "<h2>Layouts in shared memory</h2>\n<p>Of the selected row, where it was counted. A cell is the bank in "
+    yield "which 16 bytes begin, or one element, where neighbours lie apart.</p>\n"
+    for tensor, which in found.items():
+        cells = ("".join(f'<td class="b{bank}">{bank}</td>' for bank in banks) for banks in tensor.banks)
+        lines = (f"<tr><th>{number}</th>{row}</tr>\n" for number, row in enumerate(cells))
+        caption = _tag("caption", _text(f"rows {sweep_outcomes.spans(which)}: {tensor.caption}"))
+        yield _tag("div", _tag("table", caption, *lines), class_="banks", data_rows=" ".join(map(str, which)))
 
 
-def _layouts(found: Mapping[str, Any]) -> Iterator[str]:
-    """Banks of the tensors of one row, and what lines cost that access shared memory."""
-    memory = found["memory"]
-    yield _tag("h2", _text(f"Layouts in shared memory of {found['of']}"))
-    yield "<p>A cell is the bank in which 16 bytes begin, or one element, where neighbours lie apart. Layouts and "
-    yield "timeline of another row: <code>cute-kernels explore .. --row N</code>, in a notebook "
-    yield "<code>subject.timeline(rows, number=N)</code>.</p>\n"
-    for tensor in memory.tensors:
-        banks = tensor.banks()
-        rows = ("".join(_bank(bank) for bank in row[:_MOST_PIECES]) for row in banks[:_MOST_ROWS])
-        lines = (f"<tr><th>{number}</th>{row}</tr>\n" for number, row in enumerate(rows))
-        part = ", its first rows and columns" if banks.shape > (_MOST_ROWS, _MOST_PIECES) else ""
-        yield _tag("div", _tag("table", _tag("caption", _text(tensor.title + part)), *lines), class_="banks")
-    titles = "".join(f"<th>{name}</th>" for name in ("line", "accesses", "wavefronts", "bank conflicts"))
-    body = (
-        _tag("tr", *(_tag("td", _text(_shown(one))) for one in (
-            f"{each.place} {each.text}", ", ".join(each.kinds), each.wavefronts, each.bank_conflicts)))
-        for each in memory.accesses
-    )  # fmt: skip
-    if memory.accesses:
-        caption = "<caption>Accesses to shared memory, by line of the source</caption>"
-        yield _tag("div", _tag("table", caption, f"<tr>{titles}</tr>\n", *body), class_="wide")
-
-
-def _bank(bank: int) -> str:
-    return f'<td style="background:hsl({11 * int(bank)} 55% 78%);color:#000">{bank}</td>'
+def _accesses(memory: Any) -> str:
+    """What tensors and lines cost that are accessed in shared memory."""
+    titles = "".join(f"<th>{name}</th>" for name in ("tensor, line", "accesses", "wavefronts", "bank conflicts"))
+    lines = []
+    for name, accesses in memory.by_tensor().items():
+        total = (_tag("td", _shown(cost), class_="number") for cost in own_layouts.costs(accesses))
+        lines.append(_tag("tr", _tag("th", _text(name), scope="row"), "<td></td>", *total))
+        for each in accesses:
+            cells = (_tag("td", _text(text)) for text in (f"{each.place} {each.text}", ", ".join(each.kinds)))
+            cost = (_tag("td", _shown(count), class_="number") for count in (each.wavefronts, each.bank_conflicts))
+            lines.append(_tag("tr", *cells, *cost))
+    summary = "<summary>Accesses to shared memory, by tensor</summary>"
+    table = _tag("table", f"<tr>{titles}</tr>\n", *lines)
+    return _tag("details", summary, _tag("div", table, class_="wide"), open=True)
 
 
 def _maps(rows: Sequence[Row]) -> Iterator[str]:
@@ -369,6 +374,8 @@ def _timeline(found: Mapping[str, Any], beside: str | None) -> Iterator[str]:
     yield _tag("h2", _text(f"A timeline of {found['of']}"))
     yield "<p>Under a random schedule. Its axis counts steps and is not time: who waits for whom is real, how long is "
     yield f"not. Drag, or use the keys ← → + − 0.{cut}"
+    yield " Another row's: <code>cute-kernels explore .. --row N</code>, in a notebook "
+    yield "<code>subject.timeline(rows, number=N)</code>."
     if beside is not None:
         yield f' <a href="{_text(beside)}" download>The file for ui.perfetto.dev</a> has all clusters.'
     yield '</p><p id="span" role="status"></p>\n'

@@ -15,6 +15,7 @@ from cute_kernels.plan.config_codec import spell
 
 if TYPE_CHECKING:
     from cute_kernels.emulator import Report
+    from cute_kernels.emulator.captured_launch import CapturedLaunch
 
 Facts = Mapping[str, "float | str"]
 
@@ -99,13 +100,22 @@ COUNTED = {
 def counted(plan: Plan) -> Facts:
     """Warp instructions by role, and the work of each unit, of a whole launch on random operands in the emulator.
     Raises MissingExtra: the emulator is not installed."""
+    return counts_of(report for _, report in launched(plan))
+
+
+def launched(plan: Plan) -> "list[tuple[CapturedLaunch, Report]]":
+    """The kernels of a plan, each with what the emulator reports and counts of it on random operands."""
     import cute_kernels.emulator as emulator
     import cute_kernels.operations.registry as registry  # torch and the emulator
     import cute_kernels.operations.runtime.emulated as emulated
 
     operands = registry.random_operands(plan)
     options = emulator.Options(counters=True, detectors=False)
-    return counts_of([emulated.launch(part, operands.of(part), options) for part in plan.launches])
+    found = []
+    for part in plan.launches:
+        recorded = emulated.recorded(part, operands.of(part), compile.compile_plan(part, emulated=True))
+        found.append((recorded, emulated.launch(part, operands.of(part), options)))
+    return found
 
 
 _UNNAMED = re.compile(r"warp \d+")

@@ -16,7 +16,7 @@ from cute_kernels.plan.base import SmemRegion, TmemRegion
 
 _SCHEMA = 1
 _PACKAGE = Path(__file__).parents[1]
-_FACTS = ("reason", "status", "registers", "stack_bytes", "counts", "smem", "smem_limit", "tmem")
+_FACTS = ("reason", "status", "registers", "stack_bytes", "counts", "smem", "smem_limit", "tmem", "memory")
 """Fields of a row that the file has; what plan and model say is worked out again."""
 _VERDICT = ("killer", "schedule", "message")
 """Fields of a mutant's verdict that the file has."""
@@ -76,9 +76,12 @@ class Store(Lines):
             return None
         facts = {name: found[name] for name in _FACTS}
         regions = (("smem", SmemRegion), ("tmem", TmemRegion))
-        return dataclasses.replace(
-            row, **facts | {name: tuple(kind(**r) for r in facts[name]) for name, kind in regions}
-        )
+        facts |= {name: tuple(kind(**r) for r in facts[name]) for name, kind in regions}
+        if facts["memory"] is not None:
+            import cute_kernels.explore.own_layouts as own_layouts  # the emulator
+
+            facts["memory"] = own_layouts.OwnMemory.read(facts["memory"])
+        return dataclasses.replace(row, **facts)
 
     def add(self, row: Row, origin: Mapping[str, Any]) -> None:
         """Appends a row. ``origin``: what was swept, in types that JSON has, without settings."""

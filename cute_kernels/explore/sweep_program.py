@@ -13,7 +13,7 @@ import site
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,10 +94,13 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], row: Row) -> Row:
 
 def row_of(row: Row, facts: Mapping[str, Any]) -> Row:
     """The row with facts of its run, as `facts_of` has them."""
+    import cute_kernels.explore.own_layouts as own_layouts
+
     facts = dict(facts)
-    regions, dynamic, columns = (facts.pop(name, None) for name in ("arrays", "dynamic", "columns"))
+    regions, dynamic, columns, memory = (facts.pop(name, None) for name in ("arrays", "dynamic", "columns", "memory"))
     return replace(
         row,
+        memory=own_layouts.OwnMemory.read(memory),
         smem=tuple(SmemRegion(name, first, nbytes, 1) for name, first, nbytes in regions or ()),
         smem_limit=CHIPS[row.arch].smem_bytes if dynamic else MOST_STATIC,
         tmem=(TmemRegion("allocated", 0, columns),) if columns else (),
@@ -115,6 +118,7 @@ def _facts(script: str, words: Sequence[str], arch: str) -> dict[str, Any]:
 def facts_of(session: Session, reason: str | None) -> dict[str, Any]:
     """Fields of a row, in types that JSON has, of a session that has ended, and of why the program refused."""
     import cute_kernels.emulator.errors as errors
+    import cute_kernels.explore.own_layouts as own_layouts
     import cute_kernels.explore.plan_facts as plan_facts
 
     status = min(map(errors.exit_status, session.failures), default=0)
@@ -127,6 +131,7 @@ def facts_of(session: Session, reason: str | None) -> dict[str, Any]:
     largest = max(session.launches, key=lambda each: each.report.shared_bytes)
     return {
         "arrays": _arrays(largest.launch),
+        "memory": asdict(own_layouts.of_launch(largest.launch, largest.report.units)),
         "dynamic": largest.launch.dynamic_smem,
         "columns": max(report.tensor_columns for report in reports),
         "registers": max(registers for registers, _ in resources),

@@ -42,6 +42,8 @@ class Row:
     measured: float | None = None
     # what the emulator counts of a smaller problem, as `cute_kernels.explore.plan_facts.counted`
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # layouts and accesses of what is counted, of several kernels the last, as of `own_layouts.OwnMemory`; None: unknown
+    memory: Any = None
     small: Plan | None = None  # plan of that problem, for the same kernel; None where nothing is counted
     arch: str | None = None  # what the row is planned for, or the program's kernels are compiled for
     # of a program whose kernels are at fault, or refused by the emulator: that which ``emulate`` exits with
@@ -326,7 +328,12 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
 
 def _evaluate(_: tuple, row: Row, plan: Plan | None, compiled: bool) -> Row:
     if row.small is not None:
-        row = replace(row, counts=dict(plan_facts.counted(row.small)))
+        import cute_kernels.explore.own_layouts as own_layouts  # the emulator
+
+        launches = plan_facts.launched(row.small)
+        launch, report = launches[-1]
+        counts = dict(plan_facts.counts_of(report for _, report in launches))
+        row = replace(row, counts=counts, memory=own_layouts.of_launch(launch, report.units))
     if plan is None or not compiled or plan.launches != (plan,):
         return row
     resources = compile.compile_plan(plan, emulated=True).resources

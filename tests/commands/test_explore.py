@@ -202,6 +202,18 @@ def test_the_timeline_is_of_the_row_that_is_named(monkeypatch: pytest.MonkeyPatc
         subject.timeline(rows[:1], number=1)
 
 
+def test_the_command_shows_the_row_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subjects, "sweep_program", lambda *_, **__: [Row({"n": "1"}), Row({"n": "2"})])
+    asked = []
+    given = {"of": "it", "tracks": ["a"], "slices": [(0, 0, 1, "work", "w")], "arrows": []}
+    monkeypatch.setattr(explorer, "timeline_of_program", lambda _, settings, **__: asked.append(settings["n"]) or given)
+    words = ["explore", str(PROGRAM), "--vary", "n=1,2", "--output"]
+    for more, name in (([], "first"), (["--row", "2"], "second")):
+        assert main([*words, str(tmp_path / f"{name}.html"), *more]) == 0
+        assert f"A timeline of row {len(asked)}: it" in (tmp_path / f"{name}.html").read_text()
+    assert asked == ["1", "2"]
+
+
 def test_the_notebook_is_written_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
     monkeypatch.setattr(extras, "require", lambda *_: None)

@@ -1,54 +1,104 @@
-"""Layouts of a kernel's own tensors: banks by arithmetic, and accesses that add up to the launch's counts."""
+"""Layouts of a kernel's own tensors: banks by arithmetic, and accesses by tensor that add up to the launch's counts."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
-import numpy as np
+import pytest
 
+from cute_kernels.commands.cli import main
 from cute_kernels.config import GemmProblem
-from cute_kernels.explore import explorer
+from cute_kernels.explore.own_layouts import OwnMemory, costs
 from cute_kernels.explore.page import page
 from cute_kernels.explore.sweep_program import sweep_program
-from cute_kernels.explore.sweep_table import sweep
+from cute_kernels.explore.sweep_table import Row, sweep
 from cute_kernels.plan import choose
+from tests.commands.test_explore import Seen
 
 PROGRAM = str(Path(__file__).parents[2] / "docs" / "examples" / "sweep_bias_add.py")
+FILLS, LOADS, STORES, TMA_STORES = (
+    f"shared: {name}, wavefronts" for name in ("TMA fill", "loads", "stores", "TMA stores")
+)
+
+
+def wavefronts(memory: OwnMemory) -> dict[str, dict[str, int]]:
+    """By tensor and kind of access."""
+    return {
+        name: {kind: each.wavefronts for each in accesses for kind in each.kinds}
+        for name, accesses in memory.by_tensor().items()
+    }
 
 
 def test_tensors_and_accesses_of_a_program() -> None:
     """A ring of tiles of 16 x 32 in FP32, rows one behind the other: each row has all banks once."""
-    found = explorer.timeline_of_program(PROGRAM, {"stages": 2}, arch="sm_90a")
-    memory = found["memory"]
-    layouts = [(each.name, each.layout) for each in memory.tensors]
-    assert layouts == [("sx", "(16,32,2):(32,1,512)"), ("sy", "(16,32):(32,1)")]
-    for tensor in memory.tensors:
-        first = tensor.byte[0, 0]
-        assert (tensor.byte == first + 4 * np.arange(16 * 32).reshape(16, 32)).all()
-        assert tensor.banks().tolist() == [[(first // 4 + column) % 32 for column in range(0, 32, 4)]] * 16
     (row,) = sweep_program(PROGRAM, [{"stages": 2}], arch="sm_90a")
-    counted = [row.counts[name] for name in ("shared: loads, wavefronts", "shared: stores, wavefronts")]
-    assert sum(each.wavefronts for each in memory.accesses) == sum(counted) > 0
-    assert sum(each.bank_conflicts for each in memory.accesses) == row.counts["shared: bank conflicts"] == 0
-    (access,) = memory.accesses
-    assert access.text.startswith("sy[row, column] = sx[row, column, stage]") and "st.shared" in " ".join(access.kinds)
-    shown = page([row], None, found)
-    assert "sx: f32 (16,32,2):(32,1,512)" in shown and access.text in shown
+    memory, counts = row.memory, row.counts
+    titles = [tensor.title for tensor in memory.tensors]
+    assert [title.partition(", from")[0] for title in titles] == [
+        "sx: f32 (16,32,2):(32,1,512), swizzle none", "sy: f32 (16,32):(32,1), swizzle none",
+    ]  # fmt: skip
+    for tensor in memory.tensors:
+        first = int(tensor.title.split()[-2].replace(",", ""))
+        assert tensor.whole and [*map(list, tensor.banks)] == [[(first // 4 + n) % 32 for n in range(0, 32, 4)]] * 16
+    assert wavefronts(memory) == {
+        "sx": {"tma.load": counts[FILLS], "ld.shared.4B": counts[LOADS]},
+        "sy": {"st.shared.4B": counts[STORES], "tma.store": counts[TMA_STORES]},
+    }
+    adding = [each for each in memory.accesses if each.kinds == ("st.shared.4B",)]
+    assert [each.text[:37] for each in adding] == ["sy[row, column] = sx[row, column, sta"]
+    assert costs(memory.accesses) == (sum(counts[name] for name in (FILLS, LOADS, STORES, TMA_STORES)), 0)
+    assert OwnMemory.read(json.loads(json.dumps(dataclasses.asdict(memory)))) == memory
+
+
+def test_conflicts_are_those_of_the_tensor_that_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns of a tile of 32 x 32 are read: 32 lanes in one bank; a row more apart than 32 has none."""
+    program = Path(__file__).with_name("transposing_program.py")
+    (row,) = sweep_program(program, [{"pitch": 32}], arch="sm_90a")
+    conflicts = {name: costs(accesses)[1] for name, accesses in row.memory.by_tensor().items()}
+    assert conflicts == {"tile": 32 * 31, "kept": 0} and row.counts["shared: bank conflicts"] == 32 * 31
+    first = row.memory.accesses[0]
+    assert (first.tensor, first.kinds, first.text) == ("tile", ("ld.shared.4B",), "kept[i, thread] = tile[thread, i]")
+    assert main(["layout", str(program), "--arch", "sm_90a", "--arguments=--pitch=33"]) == 0
+    text = capsys.readouterr().out
+    assert "tile: f32 (32,32):(33,1), swizzle none, from byte " in text and "first rows and columns; banks by" in text
+    assert "\ntile: 64 wavefronts, 0 bank conflicts\n" in text
+    for words, message in (
+        ([str(program), "--dtype", "f32"], "--dtype is for a layout"),
+        (["(8,8):(8,1)", "--arch", "sm_90a"], "--arch is for a program, SCRIPT.py"),
+        ([str(program), "--arch", "sm_90a", "--arguments=--pitch=no"], "program.py: exit status 2: "),
+        ([str(tmp_path / "no.py")], "no file "),
+    ):
+        assert main(["layout", *words]) == 2 and message in capsys.readouterr().err
+    assert main(["layout", str(program), "--arch", "sm_90a", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found[0]["tensor"] == "tile" and found[0]["kinds"] == "ld.shared.4B" and found[0]["bank_conflicts"] == 992
 
 
 def test_tensors_of_a_kernel_of_this_package() -> None:
     """Operands in SWIZZLE_128B: of 16 bytes in a row of 128, the address bits from 7 on change those from 4 on."""
     problem = GemmProblem(256, 256, 256)
     (row,) = sweep(problem, choose(problem, "sm_90a"), [None], arch="sm_90a", counted=True, compiled=False)
-    memory = explorer.timeline(row)["memory"]
-    operands = {each.name: each for each in memory.tensors if each.name in ("a", "b")}
-    assert [each.byte.shape[0] for each in operands.values()] == [row.config.tile_m, row.config.tile_n]
-    for tensor in operands.values():
-        rows, columns = np.indices(tensor.byte.shape)
-        plain = tensor.byte.min() + 128 * rows + 2 * columns
-        assert tensor.byte.min() % 1024 == 0 and (tensor.byte == (plain ^ (plain >> 7 & 7) << 4)).all()
-        assert tensor.banks()[:8, 0].tolist() == [4 * row for row in range(8)]
-    total = row.counts["shared: loads, wavefronts"] + row.counts["shared: stores, wavefronts"]
-    assert 0 < sum(each.wavefronts for each in memory.accesses) <= total
-    conflicts = [each.bank_conflicts for each in memory.accesses]
+    operands = [tensor for tensor in row.memory.tensors if tensor.title.startswith(("a: ", "b: "))]
+    assert len(operands) == 2 and not any(tensor.whole for tensor in operands)
+    for tensor in operands:
+        # 128 bytes a row are 32 banks, 16 bytes are 4: the place in a row of eight changes with the row.
+        assert [*map(list, tensor.banks)] == [[4 * (piece ^ row % 8) for piece in range(8)] for row in range(16)]
+    found = wavefronts(row.memory)
+    assert found["a"]["tma.load"] + found["b"]["tma.load"] == row.counts[FILLS]
+    assert costs(row.memory.accesses)[0] == sum(row.counts[name] for name in (FILLS, LOADS, STORES, TMA_STORES))
+    assert costs(row.memory.accesses)[1] == row.counts["shared: bank conflicts"]
+    conflicts = [each.bank_conflicts for each in row.memory.accesses]
     assert conflicts == sorted(conflicts, reverse=True)
+
+
+def test_a_page_has_each_layout_once_and_the_accesses_of_every_row() -> None:
+    """Rows that were not counted have none."""
+    rows = sweep_program(PROGRAM, [{"stages": n} for n in (1, 2, 3)] + [{"rows": 24}], arch="sm_90a")
+    seen = Seen(page([*rows, Row({"stages": 4})]))
+    tables = [(place["data-rows"], place["class"]) for place in seen.found("div") if "data-rows" in place]
+    assert tables == [("1", "banks"), ("1 2 3", "banks"), ("2", "banks"), ("3", "banks")]
+    assert seen.text.count("Accesses to shared memory, by tensor") == 3
+    assert seen.text.count("rows 1-3: sy: f32 (16,32):(32,1), swizzle none") == 1
+    assert "Layouts in shared memory" not in page(rows[3:])

@@ -231,6 +231,7 @@ static void meter(const Tables *t, const BulkCopy *copy, int64_t ctas) {
   meter->bytes += nbytes;
   meter->wavefronts += (nbytes + WAVEFRONT - 1) / WAVEFRONT;
   if (copy->kind == BULK_SEND) return;
+  meter_span(meter, copy->shared, copy->nbytes);
   Rows rows = rows_of(copy, copy->kind == BULK_STORE);
   meter->moved += SECTOR * rows_sectors(&rows);
   rows_free(&rows);

@@ -130,6 +130,7 @@ void meter_access(
     meter->wavefronts += cost[0];
     meter->conflicts += cost[1];
     meter->ideal += cost[2];
+    for (uint32_t left = mask; left; left &= left - 1) meter_span(meter, addresses[__builtin_ctz(left)], nbytes);
   } else {
     int64_t sectors = distinct_pieces(addresses, mask, SECTOR);
     meter->sectors += how == METER_ATOMIC ? atomic_sectors(addresses, mask) : sectors;
@@ -151,6 +152,7 @@ void meter_matrices(const Tables *t, const int64_t *addresses, int32_t count, in
     meter->bytes += MATRIX_ROWS * MATRIX_ROW;
     meter->width = MATRIX_ROW;
     if (!own) continue;
+    for (int row = 0; row < MATRIX_ROWS; row++) meter_span(meter, rows[row], MATRIX_ROW);
     shared_cost(all, (1u << MATRIX_ROWS) - 1, MATRIX_ROW, 0, cost);
     meter->wavefronts += cost[0];
     meter->conflicts += cost[1];

@@ -251,6 +251,7 @@ enum { METER_LOAD, METER_STORE, METER_ATOMIC };
 typedef struct Meter {
   int64_t requests, bytes, wavefronts, ideal, conflicts, sectors, lines, width, tensor_read, tensor_written;
   int64_t moved;  // bytes between L2 and the multiprocessor
+  int64_t low, high;  // of shared memory of a CTA: the first byte, and the one behind the last
 } Meter;
 
 // What the core knows of one cluster.

@@ -155,6 +155,8 @@ class InstructionCounts:
     # as of `UnitCounts`. Loads or stores of one source line that the emulator performs as one access count for the
     # first of them
     units: dict[str, dict[str, dict[str, int]]]
+    # first byte of the shared memory of its CTAs that it accessed, and the one behind the last; of no operands of MMAs
+    shared: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -218,14 +220,20 @@ class UnitCounters:
         self.warp: WarpState | None = None
         self.core: CoreMeter | None = None
         self._rows: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
+        self._spans: dict[int, tuple[int, int]] = {}  # as of `InstructionCounts.shared`, by index
 
     def merge(self, other: UnitCounters) -> None:
         """Adds what another cluster did."""
         for key, metrics in other._rows.items():
             self._rows[key].update(metrics)
+        spans = [(index, *span) for index, span in other._spans.items()]
         if other.core is not None:
+            spans += other.core.spans()
             for role, index, kind, metrics in other.core.rows():
                 self._rows[role, kind, index].update(metrics)
+        for index, first, end in spans:
+            known = self._spans.get(index, (first, end))
+            self._spans[index] = min(first, known[0]), max(end, known[1])
 
     def result(self, ctas: int, counters: Counters, instructions: Sequence[Instruction]) -> UnitCounts:
         """The counts of a launch. ``ctas``: how many ran. ``counters``: of all their warps. ``instructions``: of the
@@ -240,6 +248,7 @@ class UnitCounters:
             InstructionCounts(
                 instructions[index].line if index >= 0 else 0, instructions[index].opcode if index >= 0 else "",
                 executions.get(index, {}), _plain(places[index]) if index in places else {},
+                self._spans.get(index, (0, 0)),
             )
             for index in sorted({*executions, *places})
         ]

@@ -34,6 +34,12 @@ class CoreMeter:
                 meter = {name: int(counts[number, which][name]) for name in _METER.names}
                 yield track, number, *_row(self._instructions[number].opcode, which, meter)
 
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """(index of the instruction, first byte, end) of shared memory that was accessed."""
+        for counts in self._counts.values():
+            for number, which in np.argwhere(counts["high"] > 0).tolist():
+                yield number, int(counts[number, which]["low"]), int(counts[number, which]["high"])
+
 
 def _name(opcode: str) -> str:
     """Name of an access of the load/store unit, by its opcode."""

@@ -139,6 +139,27 @@ def test_matrices_of_another_cta() -> None:
     assert units.total("bytes", "ldmatrix.cluster.16B") == 2 * 256
     assert units.total("requests", "ldmatrix.cluster.16B") == units.total("requests", "ldmatrix.shared.16B") == 2
     assert units.total("bytes", "ldmatrix.shared.16B") == 2 * 128
+    spans = [each.shared for each in units.by_instruction if each.opcode.startswith("ldmatrix")]
+    assert spans[0] == (0, 0) and spans[1][1] - spans[1][0] == 128
+
+
+def test_bytes_of_shared_memory_that_an_instruction_accesses() -> None:
+    """From the first to the last that a lane of any cluster does, of active lanes alone."""
+    body = """mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; mov.u32 %r5, %ctaid.x; mad.lo.u32 %r3, %r5, 2048, %r2;
+    mad.lo.u32 %r4, %r1, 16, %r3; setp.lt.u32 %p1, %r1, 4; setp.gt.u32 %p2, %r1, 29;
+    st.shared.u32 [%r4], %r1;
+    @%p1 ld.shared.u32 %r10, [%r4];
+    @%p2 atom.shared.add.u32 %r10, [%r4], 1;
+    stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r4], {%r10, %r11};
+    ret;"""
+    units = launch(module(body, parameters=0), grid=(2, 1, 1), dynamic_smem=4096, options=COUNTED).units
+    found = {each.opcode.split(".")[0]: each.shared for each in units.by_instruction}
+    first, far = found["st"][0], 2048
+    ends = {
+        "st": (0, far + 31 * 16 + 4), "ld": (0, far + 3 * 16 + 4), "atom": (30 * 16, far + 31 * 16 + 4),
+        "stmatrix": (0, far + 16 * 16),
+    }  # fmt: skip
+    assert {name: tuple(byte - first for byte in found[name]) for name in ends} == ends and found["mad"] == (0, 0)
 
 
 def test_atomics_serialise_by_bank() -> None:
@@ -201,6 +222,8 @@ DONE:"""
         assert units.total("wavefronts", kind) == 3
         assert units.total(metric) == units.total(metric, kind) == 9 * 32  # 272 bytes from the middle of a sector
     assert report.tma_bytes_loaded == report.tma_bytes_stored == 272
+    copies = [each.shared for each in units.by_instruction if each.opcode.startswith("cp.async.bulk.") and each.units]
+    assert copies[0] == copies[1] and copies[0][1] - copies[0][0] == 272
 
 
 def test_shared_memory_of_another_cta() -> None:
