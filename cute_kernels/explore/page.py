@@ -285,24 +285,25 @@ def _layouts(rows: Sequence[Row]) -> Iterator[str]:
     for tensor, which in found.items():
         cells = ("".join(f'<td class="b{bank}">{bank}</td>' for bank in banks) for banks in tensor.banks)
         lines = (f"<tr><th>{number}</th>{row}</tr>\n" for number, row in enumerate(cells))
-        caption = _tag("caption", _text(f"rows {sweep_outcomes.spans(which)}: {tensor.caption}"))
-        yield _tag("div", _tag("table", caption, *lines), class_="banks", data_rows=" ".join(map(str, which)))
+        caption = _tag("figcaption", _text(f"rows {sweep_outcomes.spans(which)}: {tensor.caption}"))
+        yield _tag("figure", caption, _tag("table", *lines), class_="banks", data_rows=" ".join(map(str, which)))
 
 
 def _accesses(memory: Any) -> str:
     """What tensors and lines cost that are accessed in shared memory."""
-    titles = "".join(f"<th>{name}</th>" for name in ("tensor, line", "accesses", "wavefronts", "bank conflicts"))
+    titles = "".join(f"<th>{name}</th>" for name in ("tensor, line", "wavefronts", "bank conflicts"))
     lines = []
     for name, accesses in memory.by_tensor().items():
-        total = (_tag("td", _shown(cost), class_="number") for cost in own_layouts.costs(accesses))
-        lines.append(_tag("tr", _tag("th", _text(name), scope="row"), "<td></td>", *total))
-        for each in accesses:
-            cells = (_tag("td", _text(text)) for text in (f"{each.place} {each.text}", ", ".join(each.kinds)))
-            cost = (_tag("td", _shown(count), class_="number") for count in (each.wavefronts, each.bank_conflicts))
-            lines.append(_tag("tr", *cells, *cost))
+        heads = [(_tag("th", _text(name), scope="row"), own_layouts.costs(accesses))]
+        heads += [
+            (_tag("td", _text(f"{each.place} {', '.join(each.kinds)}"), _tag("code", _text(each.text))),
+             own_layouts.costs([each]))
+            for each in accesses
+        ]  # fmt: skip
+        for head, cost in heads:
+            lines.append(_tag("tr", head, *(_tag("td", _shown(count), class_="number") for count in cost)))
     summary = "<summary>Accesses to shared memory, by tensor</summary>"
-    table = _tag("table", f"<tr>{titles}</tr>\n", *lines)
-    return _tag("details", summary, _tag("div", table, class_="wide"), open=True)
+    return _tag("details", summary, _tag("table", f"<tr>{titles}</tr>\n", *lines), class_="accesses", open=True)
 
 
 def _maps(rows: Sequence[Row]) -> Iterator[str]:

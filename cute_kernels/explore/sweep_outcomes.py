@@ -219,7 +219,8 @@ def effects(rows: Iterable[Row]) -> list[str]:
         for followers, pairs in sorted(by_followers.items(), key=lambda item: len(item[0])):
             ends = {(spell(a.settings[field]), spell(b.settings[field])) for a, b in pairs}
             way = " to ".join(next(iter(ends))) if len(ends) == 1 else "from the first to the last legal value"
-            known = [column for column in columns_of(legal) if _both(pairs, column)]
+            times_first = sorted(columns_of(legal), key=lambda column: column not in ("measured", "modelled"))
+            known = [column for column in times_first if _both(pairs, column)]
             changes = ", ".join(filter(None, (_change(pairs, column, 1 + len(followers)) for column in known)))
             unchanged = f"no change of {', '.join(map(_unit, known))}" if known else "nothing is known of both"
             along = f" with {' and '.join(followers)}" if followers else ""

@@ -97,7 +97,7 @@ def test_a_page_has_each_layout_once_and_the_accesses_of_every_row() -> None:
     """Rows that were not counted have none."""
     rows = sweep_program(PROGRAM, [{"stages": n} for n in (1, 2, 3)] + [{"rows": 24}], arch="sm_90a")
     seen = Seen(page([*rows, Row({"stages": 4})]))
-    tables = [(place["data-rows"], place["class"]) for place in seen.found("div") if "data-rows" in place]
+    tables = [(place["data-rows"], place["class"]) for place in seen.found("figure") if "class" in place]
     assert tables == [("1", "banks"), ("1 2 3", "banks"), ("2", "banks"), ("3", "banks")]
     assert seen.text.count("Accesses to shared memory, by tensor") == 3
     assert seen.text.count("rows 1-3: sy: f32 (16,32):(32,1), swizzle none") == 1

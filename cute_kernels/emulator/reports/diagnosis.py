@@ -91,7 +91,7 @@ class _Diagnosis:
         )
 
     def _evidence(self, waiting: tuple[Waiting, ...]) -> Evidence:
-        past = Barriers(self.facts.past.barriers, self.place, self._array)
+        past = Barriers(self.facts.past.barriers, self.place)
         kernel = None
         if self.ptx and not isinstance(self.error, UnsupportedPTX):
             kernels = parse(self.ptx).kernels

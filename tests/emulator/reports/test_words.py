@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import EmulatorError, Options
+from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.reports.barriers import pipeline_in_call, variable_in_call
 from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.emulator.reports.reporter import Reporter
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 from tests.processes import run_python
@@ -191,6 +193,14 @@ self.order = pipeline.PipelineOrder.create(length=len(x))
 mbarrier_init(full + stage, Count(Agent.Thread))
 return PipelineTmaStore.create(num_stages=f(3))
 """
+
+
+def test_a_note_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an error that is reported again, by one schedule after the other."""
+    error, reporter = EmulatorError("a fault"), Reporter()
+    for notes in (["one"], ["one", "two"]):
+        found = reporter.report(Schedule(), error, *notes)
+        assert list(found.notes) == notes and capsys.readouterr().err.count("one") == 1
 
 
 def test_variables_of_calls(tmp_path: Path) -> None:
