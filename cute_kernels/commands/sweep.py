@@ -38,7 +38,6 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     columns = ", ".join(sweep_outcomes.COLUMNS)
     text = f"sort by {columns}, a count of the emulator or a varied field; least first; rows keep their numbers"
     parser.add_argument("--sort", metavar="COLUMN", help=text)
-    parser.add_argument("--pareto", metavar="X,Y", help="columns of the Pareto front (default: shared,modelled)")
     tables.add_formats(parser)
     workers.add_worker_arguments(parser)
     workers.add_store(parser, "row")
@@ -177,8 +176,6 @@ def run(options: argparse.Namespace) -> int:
         files.check_output(options.output, ".html")
     workers.check_workers(options)
     tables.check(options)
-    if "," not in (options.pareto or ","):
-        raise ValueError(f"--pareto {options.pareto}: must be two columns, X,Y")
     how = {"compiled": options.compile, "measured": options.measure}
     if options.kernel.endswith(".py"):
         if options.measure or not options.compile:
@@ -193,7 +190,7 @@ def run(options: argparse.Namespace) -> int:
     if len(rows) < len(subject.settings):
         print(f"{len(rows)} of {len(subject.settings)} rows are in {options.store}; --resume prints the table of all")
         return 0
-    lines = sweep_text.text_of(rows, options.best, options.sort, options.pareto)
+    lines = sweep_text.text_of(rows, options.best, options.sort)
     tables.show(options, sweep_outcomes.records(rows, options.sort), lines)
     if options.output is not None:
         files.write_text(options.output, page.page(rows, subject))
@@ -205,9 +202,9 @@ def run_explore(options: argparse.Namespace) -> int:
     not installed; ValueError: tunables that the kernel does not have, or none to vary; another suffix than .ipynb
     and .html; FileExistsError: the notebook is there already."""
     extras.require("emulator", "the command explore")
-    import cute_kernels.explore.notebook as notebook  # torch and the emulator
+    import cute_kernels.explore.explorer as explorer  # torch and the emulator
 
-    output = options.output or notebook.unused(Path("explore.ipynb"))
+    output = options.output or explorer.unused(Path("explore.ipynb"))
     files.check_output(output, ".ipynb", ".html")
     jobs = options.jobs or workers.JOBS
     if output.suffix.lower() == ".html":
@@ -215,10 +212,10 @@ def run_explore(options: argparse.Namespace) -> int:
         trace = output.with_suffix(".trace.json")
         with ProgressLine() as line:
             seen = line.following(len(subject.settings), sweep_text.outcome)
-            text = notebook.page(subject, jobs, seen, trace, _store_of(options), options.row)
+            text = explorer.page_of(subject, jobs, seen, trace, _store_of(options), options.row)
         files.write_text(output, text)
         files.show(str(output))
         return 0
     extras.require("explore", "the command explore without --output FILE.html", ("jupyterlab",))
     words = ["--no-browser"] * options.no_browser + ["--allow-root"] * options.allow_root
-    return notebook.open_lab(subject_of(options).cells(jobs), output, words)
+    return explorer.open_lab(subject_of(options).cells(jobs), output, words)

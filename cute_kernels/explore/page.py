@@ -285,8 +285,12 @@ def _layouts(rows: Sequence[Row]) -> Iterator[str]:
     for tensor, which in found.items():
         cells = ("".join(f'<td class="b{bank}">{bank}</td>' for bank in banks) for banks in tensor.banks)
         lines = (f"<tr><th>{number}</th>{row}</tr>\n" for number, row in enumerate(cells))
-        caption = _tag("figcaption", _text(f"rows {sweep_outcomes.spans(which)}: {tensor.caption}"))
+        caption = _tag("figcaption", _text(f"{_rows(which)}: {tensor.caption}"))
         yield _tag("figure", caption, _tag("table", *lines), class_="banks", data_rows=" ".join(map(str, which)))
+
+
+def _rows(numbers: Sequence[int]) -> str:
+    return f"row{'s' * (len(numbers) > 1)} {sweep_outcomes.spans(numbers)}"
 
 
 def _accesses(memory: Any) -> str:
@@ -333,7 +337,7 @@ def _maps(rows: Sequence[Row]) -> Iterator[str]:
             )
             if some
         ]
-        caption = _tag("figcaption", f"rows {sweep_outcomes.spans(which)}: {used}")
+        caption = _tag("figcaption", f"{_rows(which)}: {used}")
         yield _tag("figure", caption, *bars, data_rows=" ".join(map(str, which)))
 
 
@@ -360,8 +364,8 @@ def _answers(rows: Sequence[Row]) -> Iterator[str]:
         missing = [number for number, row in _numbered(rows) if row.reason is None and not row.counts]
         if missing:
             yield _tag("p", f"No smaller problem shows {sweep_outcomes.spans(missing)} beside these.")
-    if any(row.design and row.reason is None and row.microseconds is row.measured is None for row in rows):
-        yield "<p>Where no time stands it is unknown: no model knows this kernel.</p>\n"
+    if any(row.reason is None and row.microseconds is row.measured is None for row in rows):
+        yield "<p>Where no time stands it is unknown: no model knows this kernel. Counts are work, and no time.</p>\n"
     for caveat in plan_facts.caveats(row.prediction for row in rows if row.measured is None):
         yield _tag("p", _text(caveat))
     yield '<p id="axes"></p><div id="plot"></div>\n'

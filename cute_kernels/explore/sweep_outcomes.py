@@ -1,4 +1,4 @@
-"""Answers of a table of configurations: columns, rows that are alike, times that tie, fronts, effects of a field."""
+"""Answers of a table of configurations: columns, rows that are alike, times that tie, effects of a field."""
 
 import itertools
 import math
@@ -51,16 +51,6 @@ def named(rows: Sequence[Row], text: str) -> str | None:
     """The column that a text names, by its own name or by that in records; None where no row has it."""
     columns = columns_of(rows)
     return text if text in columns else {tidy(name): name for name in columns}.get(text)
-
-
-def axes_of(rows: Sequence[Row], text: str) -> tuple[str, str]:
-    """Columns of a front, from X,Y, where names may have commas, too. Raises ValueError: it is no two columns."""
-    parts = text.split(",")
-    for place in range(1, len(parts)):
-        axes = [named(rows, ",".join(some).strip()) for some in (parts[:place], parts[place:])]
-        if None not in axes:
-            return axes[0], axes[1]
-    raise ValueError(f"--pareto {text}: must be X,Y, two of {_quoted(rows)}")
 
 
 def _quoted(rows: Sequence[Row]) -> str:
@@ -186,22 +176,6 @@ def ranked(rows: Iterable[Row]) -> list[list[Row]]:
     return levels
 
 
-def pareto(rows: Iterable[Row], x: str = "shared", y: str = "modelled") -> list[Row]:
-    """Configurations that no other is as good as in both of two columns and better in one; less is better.
-
-    None of which one of the two is not known, and where modelled time is one of them, none that ties with another row:
-    which of them is quicker, the model does not say.
-    """
-    known = [row for row in rows if value(row, x) is not None and value(row, y) is not None]
-    points = [(row, value(row, x), value(row, y)) for row in known]
-    return [
-        row
-        for row, here, there in points
-        if not ("modelled" in (x, y) and any(tie(row, other, "modelled") for other in known if other is not row))
-        and not any(a <= here and b <= there and (a, b) != (here, there) for _, a, b in points)
-    ]
-
-
 def effects(rows: Iterable[Row]) -> list[str]:
     """Changes by each field, between its first and its last legal value: of rows that differ in it alone, and in a line
     of their own of rows in which other fields had to follow."""
@@ -212,6 +186,7 @@ def effects(rows: Iterable[Row]) -> list[str]:
         for row in legal:
             groups.setdefault(tuple(item for item in row.settings.items() if item[0] != field), []).append(row)
         by_followers: dict[tuple[str, ...], list[tuple[Row, Row]]] = {}
+        between = [group for group in groups.values() if len(group) > 2]
         for first, last in ((group[0], group[-1]) for group in groups.values() if len(group) > 1):
             others = dict.fromkeys((*first.others, *last.others))
             changed = tuple(name for name in others if first.others.get(name) != last.others.get(name))
@@ -225,7 +200,21 @@ def effects(rows: Iterable[Row]) -> list[str]:
             unchanged = f"no change of {', '.join(map(_unit, known))}" if known else "nothing is known of both"
             along = f" with {' and '.join(followers)}" if followers else ""
             lines.append(f"{field} {way}{along} ({counted(len(pairs), 'pair')}): {changes or unchanged}")
+        lines += _less_between(field, between, columns_of(legal))
     return lines
+
+
+def _less_between(field: str, groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str]:
+    """What is less at a value between the first and the last than at both; of no modelled times, which tie."""
+    found: dict[str, dict[str, None]] = {}
+    for group in groups:
+        for column in (name for name in columns if name != "modelled"):
+            numbers = {spell(row.settings[field]): value(row, column) for row in group}
+            if None not in numbers.values():
+                best = min(numbers, key=numbers.__getitem__)
+                if numbers[best] < min(value(group[0], column), value(group[-1], column)):
+                    found.setdefault(best, {})[_unit(column)] = None
+    return [f"{field} {best} has less than both ends of {', '.join(names)}" for best, names in found.items()]
 
 
 def _both(pairs: Sequence[tuple[Row, Row]], column: str) -> list[tuple[float, float]]:

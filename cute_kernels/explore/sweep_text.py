@@ -1,4 +1,4 @@
-"""The table of a sweep as text for people: rows, levels of time, a front, effects of the fields."""
+"""The table of a sweep as text for people: rows, levels of time, effects of the fields."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,9 +7,6 @@ from typing import Any
 from cute_kernels.explore import plan_facts, sweep_outcomes
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.plan.config_codec import spell
-
-AXES = ("shared", "modelled")
-"""Columns of the front without others."""
 
 _SHOWN = {  # of what a program's launches do
     "warp instructions": "warp instructions", "MMA instructions": "MMAs", "shared: bank conflicts": "bank conflicts",
@@ -26,19 +23,12 @@ def outcome(row: Row) -> str:
     return f"{sweep_outcomes.settings_text([row])}: {known}"
 
 
-def text_of(rows: Sequence[Row], best: int = 3, sort: str | None = None, pareto: str | None = None) -> list[str]:
-    """The whole answer: table, levels of time, front, effects of the fields, what is known of the model's errors.
+def text_of(rows: Sequence[Row], best: int = 3, sort: str | None = None) -> list[str]:
+    """The whole answer: table, levels of time, effects of the fields, what is known of the model's errors.
 
     ``rows``: of one sweep. ``best``: levels of time to name. ``sort``: column of the order, which
-    leaves rows their numbers. ``pareto``: X,Y, columns of the front; when None `AXES`, and no front where no row has
-    them. Raises ValueError: a column that no row has."""
+    leaves rows their numbers. Raises ValueError: a column that no row has."""
     lines = [*lines_of(rows, sort), *ranking(rows, best)]
-    axes = AXES if pareto is None else sweep_outcomes.axes_of(rows, pareto)
-    if all(axis in sweep_outcomes.columns_of(rows) for axis in axes):
-        numbered = sweep_outcomes.numbers(rows)
-        front = sweep_outcomes.spans(numbered[id(row)] for row in sweep_outcomes.pareto(rows, *axes))
-        none = "none: modelled times do not tell which is quicker" if "modelled" in axes else "none"
-        lines.append(f"Pareto front of {' and '.join(axes)}: {front or none}")
     lines += [f"varying {effect}" for effect in sweep_outcomes.effects(rows)]
     return lines + plan_facts.caveats(row.prediction for row in rows if row.measured is None)
 

@@ -23,7 +23,7 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
-from cute_kernels.explore import explorer, notebook, subjects, sweep_outcomes, sweep_table
+from cute_kernels.explore import explorer, subjects, sweep_outcomes, sweep_table
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.operations import registry
 from cute_kernels.operations.runtime import emulated
@@ -38,7 +38,7 @@ def test_the_page_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = PatchEmbedProblem(m=4736 * 196, n=256, k=256, table_rows=196)
     base = (Sm100PatchEmbedConfig(tile_n=128, epilogue_warps=4),)
     subject, seen = subjects.Kernel(problem, base, "sm_100a", {"stages": (3, 9)}), []
-    page = notebook.page(subject, 1, seen.append)
+    page = explorer.page_of(subject, 1, seen.append)
     default, legal, refused = seen
     assert default.config == make_plan(problem, arch="sm_100a").config
     plan, whole = legal.small, make_plan(problem, legal.config)

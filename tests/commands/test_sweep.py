@@ -39,7 +39,6 @@ from cute_kernels.explore.sweep_outcomes import (
     alike,
     by,
     effects,
-    pareto,
     ranked,
     records,
     settings_text,
@@ -198,11 +197,10 @@ def made(microseconds: float | None, nbytes: int, **settings: int) -> Row:
     )
 
 
-def test_times_whose_ranges_overlap_are_one_level_and_on_no_front() -> None:
+def test_times_whose_ranges_overlap_are_one_level() -> None:
     """Each is known to a quarter: 3 to 5 for 4.0, and so on."""
     rows = [made(5.0, 100), made(4.0, 200), made(4.2, 300), made(None, 10), made(8.0, 50), made(9.0, 40)]
     assert ranked(rows) == [[rows[0], rows[1], rows[2]], [rows[4], rows[5]]]
-    assert pareto(rows) == [] and pareto([rows[1], rows[5]]) == [rows[1], rows[5]]
     measured = [dataclasses.replace(row, measured=time) for row, time in zip(rows, (2.0, 2.1, 2.0))]
     assert ranked(measured) == [[measured[0], measured[2]], [measured[1]]]
 
@@ -229,7 +227,7 @@ def test_ratios_tell_rows_apart_that_ranges_do_not() -> None:
     assert len(ranked(rows)) == 1
     times = [dataclasses.replace(row.prediction, ratio_errors=(0.1, 0.2)) for row in rows]
     known = [dataclasses.replace(row, prediction=time) for row, time in zip(rows, times, strict=True)]
-    assert ranked(known) == [known[:3], known[3:]] and pareto(known) == [] and pareto(known[::3]) == known[:1]
+    assert ranked(known) == [known[:3], known[3:]]
     n, m = effects(known)
     assert n == "n 1 to 2 (2 pairs): modelled us +12.6% to +17.5%"
     assert m == "m 1 to 2 (2 pairs): modelled us within the error of a ratio"
@@ -290,7 +288,7 @@ def test_columns_that_no_row_has_are_not_shown() -> None:
 
 @pytest.mark.parametrize("default", (True, False))
 def test_a_row_keeps_its_number_when_sorted(default: bool) -> None:
-    """In the table, in the lines on levels and the front, and in records; row 0 stays first."""
+    """In the table, in the lines on levels and in records; row 0 stays first."""
     rows = [made(time, nbytes, n=nbytes) for time, nbytes in ((100.0, 3), (1.0, 2), (10.0, 1))]
     rows = [dataclasses.replace(row, config=BASE) for row in rows]
     rows[:0] = [dataclasses.replace(made(1000.0, 9), settings={}, config=BASE)] * default
@@ -300,7 +298,6 @@ def test_a_row_keeps_its_number_when_sorted(default: bool) -> None:
     assert [head.groups() for head in heads if head] == [*first, ("2", "2"), ("3", "1"), ("1", "3")]
     levels = [line for line in lines if "us (modelled, " in line]
     assert [level.partition(" us")[0] + level[-3:] for level in levels] == ["1.0: 2", "10.0: 3", "100.0: 1"]
-    assert "Pareto front of shared and modelled: 2-3" in lines
     found = [(record["row"], record.get("n")) for record in records(rows, "modelled")]
     assert found == [*[(0, None)] * default, (2, 2), (3, 1), (1, 3)]
     assert by(rows, "modelled") == [*rows[:default], rows[-2], rows[-1], rows[-3]]
@@ -312,13 +309,9 @@ def test_a_column_is_named_as_in_the_records() -> None:
     for name in ("registers", "TMA loads", "tma_loads"):
         assert by(rows, name) == rows[::-1]
     assert records(rows, "stack_bytes") == records(rows) and by(rows, "shared_loads_wavefronts") == rows
-    for text in ("registers,shared: loads, wavefronts", "registers, shared_loads_wavefronts"):
-        assert "Pareto front of registers and shared: loads, wavefronts: 1-3" in text_of(rows, pareto=text)
-    assert "Pareto front of shared: loads, wavefronts and a, b: 1" in text_of(rows, pareto=f"{names[0]},{names[2]}")
     quoted = "'registers', 'stack', 'shared: loads, wavefronts', 'TMA loads', 'a, b'"
-    for text in ("registers,c", "registers,a", "registers,", "registers,stack,TMA loads"):
-        with pytest.raises(ValueError, match=f"^--pareto {text}: must be X,Y, two of {quoted}$"):
-            text_of(rows, pareto=text)
+    with pytest.raises(ValueError, match=f"^--sort c: no row has it: must be one of {quoted}, or a field: n$"):
+        by(rows, "c")
 
 
 def test_what_a_field_changes() -> None:
@@ -338,6 +331,9 @@ def test_what_a_field_changes() -> None:
     assert effects([made(None, 8, n=1), made(None, 8, n=2)]) == ["n 1 to 2 (1 pair): no change of shared B"]
     counted = [dataclasses.replace(row, counts={"conflicts": count}) for row, count in zip(rows[:2], (0, 32))]
     assert effects(counted)[0].endswith("conflicts +32")
+    padded = [Row({"pad": pad}, counts={"conflicts": n, "stores": 8 * n}) for pad, n in ((0, 28), (1, 5), (4, 9))]
+    assert effects(padded)[1:] == ["pad 1 has less than both ends of conflicts, stores"]
+    assert len(effects(padded[1:])) == len(effects([padded[0], padded[2], padded[1]])) == 1
     followed = [*rows[:3], dataclasses.replace(rows[3], others={"loads": 2})]
     alone, both, *_ = effects(followed)
     assert alone == "tile 1 to 2 (1 pair): modelled us -50.0%, shared B +200.0%"
@@ -354,16 +350,6 @@ def test_counts_of_roles_are_shown_where_there_are_several() -> None:
     assert counts(compute=3) == {"warp instructions": 3}
     roles = {"warp instructions: compute": 3, "warp instructions: load": 2}
     assert counts(compute=3, load=2) == {"warp instructions": 5} | roles
-
-
-def test_a_front_of_any_two_columns() -> None:
-    """By counts, too, where equal rows stay: no model says anything of them."""
-    points = [(1, 5), (2, 3), (2, 3), (3, 3), (4, 1)]
-    rows = [Row({"n": n}, counts={"a": a, "b": b}) for n, (a, b) in enumerate(points)]
-    assert [row.settings["n"] for row in pareto(rows, "a", "b")] == [0, 1, 2, 4]
-    assert pareto([*rows, Row({"n": 9}, counts={"b": 0})], "a", "b") == pareto(rows, "a", "b")  # whose a nobody knows
-    with pytest.raises(ValueError, match="--pareto a,c: must be X,Y, two of 'a', 'b'"):
-        text_of(rows, pareto="a,c")
 
 
 def test_records_have_one_set_of_names() -> None:
@@ -444,7 +430,6 @@ def test_a_table_without_compilation(
     assert main(["sweep", "--vary", "stages=99", "--no-compile", "--json", "-"]) == 1
     assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [0, 1]
     for wrong, message in (
-        (["--pareto", "shared"], "--pareto shared: must be two columns, X,Y"),
         (["--sort", "speed"], "--sort speed: no row has it: must be one of 'shared', 'tmem', 'modelled'"),
         (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg: must be one of .html"),
         (["--json", "-", "--csv", "-"], "--json - and --csv -: one of them is printed"),

@@ -100,5 +100,6 @@ def test_a_page_has_each_layout_once_and_the_accesses_of_every_row() -> None:
     tables = [(place["data-rows"], place["class"]) for place in seen.found("figure") if "class" in place]
     assert tables == [("1", "banks"), ("1 2 3", "banks"), ("2", "banks"), ("3", "banks")]
     assert seen.text.count("Accesses to shared memory, by tensor") == 3
-    assert seen.text.count("rows 1-3: sy: f32 (16,32):(32,1), swizzle none") == 1
+    assert seen.text.count("rows 1-3: sy: f32 (16,32):(32,1), swizzle none") == 1 and "row 2: sx: f32" in seen.text
+    assert "Where no time stands it is unknown" in seen.text
     assert "Layouts in shared memory" not in page(rows[3:])

@@ -86,7 +86,8 @@ def test_rows_of_a_kernel_are_not_compiled_again(tmp_path: Path, monkeypatch: py
     assert all(isinstance(row.registers, int) for row in again[:3]) and again[3].reason
     # What is counted, or compiled for another problem, is another row.
     counted = rows_of(Store(path, resume=True), counted=True, compiled=False)
-    assert counted[1].counts and path.read_bytes().count(b"\n") == 8
+    assert counted[1].counts and counted[1].memory.accesses and path.read_bytes().count(b"\n") == 8
+    assert rows_of(Store(path, resume=True), counted=True, compiled=False) == counted
 
 
 def test_a_line_that_was_cut_off_costs_its_row_alone(tmp_path: Path) -> None:

@@ -62,9 +62,6 @@ def tune_patch_embed(
         feature_scales: whether every feature has one.
         candidates: how many are timed, the most promising first.
 
-    Returns:
-        The fastest configuration.
-
     Raises:
         TypeError: an argument of the wrong type.
         ValueError: sizes or types that `patch_embed` does not take, a number of candidates below 1.
@@ -123,9 +120,6 @@ def tune_gemm(
         residual: its element type; None: there is none.
         candidates: as of `tune_patch_embed`.
 
-    Returns:
-        The fastest configuration.
-
     Raises:
         TypeError, ValueError, NotImplementedError, RuntimeError: as `tune_patch_embed`, of what `gemm` takes.
     """
@@ -178,9 +172,6 @@ def tune_patch_embed_images(
         table: what is added: ``"positions"``: a position embedding, with a bias or without; ``"bias"`` alone, which
             the offset of uint8 images counts as; ``"none"``.
         candidates: as of `tune_patch_embed`.
-
-    Returns:
-        The fastest configuration.
 
     Raises:
         TypeError, ValueError, NotImplementedError, RuntimeError: as `tune_patch_embed`, of what `patch_embed_images`
