@@ -10,6 +10,8 @@ import pytest
 
 from cute_kernels.commands.cli import main
 from cute_kernels.config import GemmProblem
+from cute_kernels.emulator.reports.arrays import Array
+from cute_kernels.explore import own_layouts
 from cute_kernels.explore.own_layouts import OwnMemory, costs
 from cute_kernels.explore.page import page
 from cute_kernels.explore.sweep_program import sweep_program
@@ -103,3 +105,16 @@ def test_a_page_has_each_layout_once_and_the_accesses_of_every_row() -> None:
     assert seen.text.count("rows 1-3: sy: f32 (16,32):(32,1), swizzle none") == 1 and "row 2: sx: f32" in seen.text
     assert "Where no time stands it is unknown" in seen.text
     assert "Layouts in shared memory" not in page(rows[3:])
+
+
+def test_an_access_is_to_the_smallest_array_that_has_all_of_its_bytes() -> None:
+    known = [Array("storage", 0, 256), Array("a", 0, 64), Array("b", 64, 64)]
+    spans = {(0, 64): "a", (8, 16): "a", (64, 128): "b", (128, 136): "storage", (60, 68): "storage"}
+    assert {span: own_layouts._name(known, *span) for span in spans} == spans
+    assert own_layouts._name(known[1:], 60, 68) == "a and b"
+    assert own_layouts._name(known, 256, 260) == "shared memory without a name"
+
+
+def test_an_access_without_a_source_line_has_that_of_the_ptx() -> None:
+    ptx = ".version 8.0\n  st.shared.u32 [%r1], %r2;\n"
+    assert own_layouts._place(ptx, 2) == ("PTX line 2", "st.shared.u32 [%r1], %r2;")
