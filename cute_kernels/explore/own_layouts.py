@@ -54,7 +54,7 @@ class OwnMemory:
 
     @staticmethod
     def read(found: Mapping[str, Any] | None) -> "OwnMemory | None":
-        """Of what `dataclasses.asdict` and JSON made of it; None stays None."""
+        """Memory from what `dataclasses.asdict` and JSON made of it; None from None."""
         if found is None:
             return None
         banks = [tuple(map(tuple, each["banks"])) for each in found["tensors"]]

@@ -294,7 +294,7 @@ def _rows(numbers: Sequence[int]) -> str:
 
 
 def _accesses(memory: Any) -> str:
-    """What tensors and lines cost that are accessed in shared memory."""
+    """Costs of accesses to shared memory, by tensor and line."""
     titles = "".join(f"<th>{name}</th>" for name in ("tensor, line", "wavefronts", "bank conflicts"))
     lines = []
     for name, accesses in memory.by_tensor().items():

@@ -155,7 +155,7 @@ def tie(a: Row, b: Row, column: str, fields: int = 2) -> bool:
 
 
 def _ratio_errors(a: Row, b: Row) -> tuple[float, float] | None:
-    """As `Prediction` has them, of two modelled times; None where they are unknown, or of two models."""
+    """Errors of ratios, as `Prediction` has them; None where they are unknown, or the times of two models."""
     return a.prediction.ratio_errors if a.prediction.caveat == b.prediction.caveat else None
 
 
@@ -205,7 +205,7 @@ def effects(rows: Iterable[Row]) -> list[str]:
 
 
 def _less_between(field: str, groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str]:
-    """What is less at a value between the first and the last than at both; of no modelled times, which tie."""
+    """Values between the first and the last at which something is less than at both; not modelled times, which tie."""
     found: dict[str, dict[str, None]] = {}
     for group in groups:
         for column in (name for name in columns if name != "modelled"):
