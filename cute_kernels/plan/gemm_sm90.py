@@ -386,7 +386,7 @@ ERRORS, LONG = (0.28, 0.15), 150
 microseconds, and others."""
 
 RATIO_ERRORS = (0.20, 0.28)
-"""Largest error of nine in ten ratios of two configurations' times of one product: that differ in one field, and any."""
+"""Largest error of nine in ten ratios of two times of one product: of plans that differ in one field, and of any."""
 
 CAVEAT = (
     "Modelled, from sustained launches on an H200 that were measured: of shapes that no fit had seen, error 10% in the "

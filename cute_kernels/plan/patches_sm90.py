@@ -43,7 +43,7 @@ ERROR = 0.23
 """Largest error of nine launches in ten, of models that the fit had not seen."""
 
 RATIO_ERRORS = (0.16, 0.30)
-"""Largest error of nine in ten ratios of two configurations' times of one problem: that differ in one field, and any."""
+"""Largest error of nine in ten ratios of two times of one problem: of plans that differ in one field, and of any."""
 
 CAVEAT = (
     "Modelled, from launches on an H200 that were measured: of models that the fit had not seen, error 10% in the "
