@@ -184,7 +184,7 @@ def _grammar(load: bool) -> str:
     forms = [f"{access} {data}" for access in accesses for data in _NARROW]
     forms += [f"{_GLOBAL.sub('global', access)} {_L2}? {data}" for access in accesses for data in _WIDE]
     private = f"$shared|local{others}"
-    rules = f"{caches} / {_L1}; {_L1}|$policy / {private}"
+    rules = f"{caches} / {_L1}; {_L1}|$policy / {private}; volatile / local"
     return "; ".join((*forms, rules + (f"; L2::{{64,128,256}}B / {private}" if load else "")))
 
 

@@ -69,7 +69,7 @@ _FIRST_VERSION = {
     r"mbarrier\.(arrive|t\w+_wait).*relaxed|(ld|st)matrix\..*\b(m16n16|m8n16|m16n8)\b|fence\..*sync_restrict": "8.6",
     r"mma\..*ordered_metadata": "8.5",
     r"mma\.\S*\.e\dm\d\.e\dm\d\b|wgmma\..*\.(s8\.u8|u8\.s8)\b": "8.4",
-    r".*\.b128\b|.*tensormap::generic|tensormap\.replace|isspacep\.param::entry": "8.3",
+    r".*\.b128\b|.*tensormap::generic|tensormap\.replace|.*param::entry": "8.3",
     r"multimem\.ld_reduce.*acc::f32|.*\bmmio\b|lop3\.(and|or)": "8.2",
     r"%aggr|multimem|(st|red)\.async|(atom|red)\..*\.v\d\b|cvt\..*(e4m3x2|e5m2x2|satfinite\.(b?f16|tf32))": "8.1",
     r"c(p|p\.reduce)\.async\.bulk|elect|fence\.(proxy\.async|mbarrier_init)|prefetch\.tensormap|%current_graph": "8.0",

@@ -34,6 +34,8 @@ def test_opcodes_are_accepted_and_refused_as_by_ptxas() -> None:
         ("ld.acquire.global.b32 %r1, [%d1]", "a qualifier is missing, one of .cluster, .cta, .gpu, .sys; it takes"),
         ("fma.f32 %r1, %r2, %r2, %r2", "fma.f32: a qualifier is missing, one of .rm, .rn, .rp, .rz; it takes"),
         ("ld.global.shared.b32 %r1, [%d1]", "ld.global.shared.b32: qualifier .shared does not go with the others"),
+        ("ld.volatile.local.b32 %r1, [%d1]", "qualifiers .volatile and .local do not go together"),
+        ("st.local.volatile.v2.b32 [%d1], {%r1, %r2}", "qualifiers .volatile and .local do not go together"),
         ("ld.weak.weak.b32 %r1, [%d1]", "qualifier .weak does not go with the others; it takes {.weak}"),
         ("shfl.sync.idx.b32.release %r1, %r2, 0, 31, -1", "qualifier .release does not exist here; it takes nothing"),
         ("ld.shared.L1::evict_last.b32 %r1, [%r2]", "qualifiers .L1::evict_last and .shared do not go together"),

@@ -44,6 +44,7 @@ def test_the_first_target_and_version_of_every_opcode_are_those_of_ptxas() -> No
     ("7.8", "sm_90", "fence.proxy.async.shared::cta", "8.0"),
     ("7.0", "sm_80", "ld.global.L1::evict_last.b32 %r1, [%d1]", "7.4"),
     ("8.0", "sm_90a", "tensormap.replace.tile.rank.global.b1024.b32 [%d1], 1", "8.3"),
+    ("8.0", "sm_90a", "ld.param::entry.b32 %r1, [%d1]", "8.3"),
     ("8.0", "sm_90", "mov.u32 %r1, %aggr_smem_size", "8.1"), ("8.7", "sm_100", "max.f32 %r1, %r2, %r3, %r4", "8.8"),
     ("7.0", "sm_80", "mov.u32 %r1, %cluster_ctarank", ""), ("6.0", "sm_70", "activemask.b32 %r1", "6.2"),
 ])  # fmt: skip
