@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from cute_kernels.commands.kernel_options import count
-from cute_kernels.common import extras
+from cute_kernels.common import extras, files
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
     extras.require("demo", "the command bench", ("PIL", "numpy") + ("skimage",) * (not options.images))
     import cute_kernels.explore.model_bench as model_bench  # torch
 
-    print(f"{options.model}, {options.batch} images")
+    files.show(f"{options.model}, {options.batch} images")
     model = model_bench.load(options.model, options.images, options.batch, pretrained=options.pretrained)
     report = model_bench.measured(model, options.dtype, options.rounds)
-    print("\n".join(report.lines()))
+    files.show("\n".join(report.lines()))
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cute_kernels import __version__
 from cute_kernels.commands import bench, compare, kernel_options, layout, profile, same, sass, sweep, tables
+from cute_kernels.commands.program_parser import CommandParser
 from cute_kernels.common import extras, files
 from cute_kernels.common.words import counted
 from cute_kernels.dsl import compiling, kernel_cache
@@ -25,7 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refuses what it does not implement, 130 after an interrupt. Of ``emulate``:
     `cute_kernels.commands.emulate.EXIT_STATUSES`."""
     # To parse them loads what the commands need, for a second or more.
-    return _guarded(lambda: _run(_parser(kernel_options.named(arguments)).parse_args(arguments)))
+    try:
+        return _guarded(lambda: _run(_parser(kernel_options.named(arguments)).parse_args(arguments)))
+    except BrokenPipeError:
+        _discard_output()
+        return 1
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -44,29 +49,22 @@ def _guarded(command: Callable[[], int]) -> int:
     try:
         files.lost.clear()
         status = command()
-        with files.output():
-            if sys.stdout is not None:  # closed by the caller's shell
-                sys.stdout.flush()
-        if files.lost:
-            _discard_output()
-            files.complain(f"cute-kernels: error: {files.lost[0]}")
-        return status or (2 if files.lost else 0)
+        return 2 if _is_output_lost() and not status else status
+    except SystemExit as end:  # of --help, or a program's own
+        if _is_output_lost() and not end.code:
+            return 2
+        raise
     except KeyboardInterrupt:
         files.complain("cute-kernels: interrupted")
         return 130
-    except BrokenPipeError:
-        _discard_output()
-        return 1
     except MemoryError as error:
         files.complain(f"cute-kernels: error: {_without_memory(error)}")
         return 2
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ModuleNotFoundError, NotImplementedError, compiling.UnsupportedVersion) as error:
         files.complain(f"cute-kernels: error: {files.printable(' '.join(str(error).split()))}")
-        try:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-        except OSError:
-            _discard_output()
+        _is_output_lost()
         return 2
     except Exception as error:
         # The emulator is an extra: what has not been imported cannot have raised anything.
@@ -76,6 +74,17 @@ def _guarded(command: Callable[[], int]) -> int:
         from cute_kernels.commands import emulate as command
 
         return command.report_fault(error)
+
+
+def _is_output_lost() -> bool:
+    """Whether stdout cannot be written, which is said; raises BrokenPipeError where nobody reads it."""
+    with files.output():
+        if sys.stdout is not None:  # closed by the caller's shell
+            sys.stdout.flush()
+    if files.lost:
+        _discard_output()
+        files.complain(f"cute-kernels: error: {files.lost[0]}")
+    return bool(files.lost)
 
 
 def _without_memory(error: MemoryError) -> str:
@@ -99,11 +108,9 @@ def _discard_output() -> None:
 
 def _parser(names: Sequence[str] = tuple(kernel_options.OPERATIONS)) -> argparse.ArgumentParser:
     """The parser of all commands; ``names``: the operations whose options are shown."""
-    parser = argparse.ArgumentParser(
-        prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
-    )
+    parser = CommandParser(prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_command_parser())
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_plan(commands, names)
     bench.add_parser(commands)
@@ -247,15 +254,6 @@ _EMULATED = {
 """Command -> its module, and what it does."""
 
 
-def _command_parser() -> type[argparse.ArgumentParser]:
-    """Class of the subcommands' parsers: a kind that programs can be given to, unless dependencies are missing."""
-    if extras.missing("emulator"):
-        return argparse.ArgumentParser
-    import cute_kernels.commands.program_parser as command_parser
-
-    return command_parser.CommandParser
-
-
 def _add_emulated(commands: argparse._SubParsersAction, name: str) -> None:
     """Adds a command of the emulator; where its dependencies are missing, the command says so."""
     module, what = _EMULATED[name]
@@ -282,18 +280,18 @@ def _add_cache(commands: argparse._SubParsersAction) -> None:
 def _cache(options: argparse.Namespace) -> int:
     root = kernel_cache.directory()
     if root is None:
-        print("the cache is off (CUTE_KERNELS_CACHE_DIR=off)")
+        files.show("the cache is off (CUTE_KERNELS_CACHE_DIR=off)")
         return 0
     if options.clear:
         forgotten, runs = tuned.clear(), kernel_cache.runs(root)
         deleted = kernel_cache.clear(root)
         more = f"{counted(forgotten, 'tuned configuration')} and {counted(runs, 'run')} of programs too"
-        print(f"{counted(deleted, 'kernel')} deleted from {root}; {more}; other files stay")
+        files.show(f"{counted(deleted, 'kernel')} deleted from {root}; {more}; other files stay")
         return 0
     most, (number, nbytes) = kernel_cache.limit(), kernel_cache.entries(root)
     kernels = f"{counted(number, 'kernel')}, {nbytes:,} bytes of at most {most:,} (CUTE_KERNELS_CACHE_MB)"
     runs = counted(kernel_cache.runs(root), "run")
-    print(f"{kernels}, {counted(len(tuned.files()), 'tuned configuration')} and {runs} of programs in {root}")
+    files.show(f"{kernels}, {counted(len(tuned.files()), 'tuned configuration')} and {runs} of programs in {root}")
     return 0
 
 

@@ -27,6 +27,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "found, under the same schedule, step by step: break, watch, continue, step, back; registers, shared, tile, "
         "tensor, memory, barriers, waiting, backtrace, origin. `help` at the prompt explains them.",
         statuses=EXIT_STATUSES,
+        reports=False,
     )
     schedule.add_arguments(parser)
     parser.add_argument(

@@ -52,10 +52,11 @@ def add_program_command(
     help: str,
     description: str,
     statuses: str,
+    reports: bool = True,
 ) -> argparse.ArgumentParser:
     """Adds a subcommand that runs a program, and returns its parser with all that such commands have in common; the
     parsers of ``commands`` are `CommandParser`s. How options and the program are told apart is added to the
-    description; ``statuses``: of `exit_statuses`."""
+    description; ``statuses``: of `exit_statuses`; ``reports``: whether it prints, writes and leaves out reports."""
     parser = commands.add_parser(
         name,
         runs_program=True,
@@ -70,11 +71,11 @@ def add_program_command(
         metavar="ARCH",
         help=f"the chip: {', '.join(CHIPS)} (default: that of a .ptx file, otherwise {DEFAULT_ARCH})",
     )
-    parser.add_argument("--quiet", action="store_true", help="print reports and nothing else")
     parser.add_argument("--traceback", action="store_true", help="also print where in the program a launch failed")
-    add_run_arguments(parser)
+    _add_run_arguments(parser)
     add_roles_argument(parser)
-    add_suppression_arguments(parser)
+    if reports:
+        _add_report_arguments(parser)
     parser.add_argument(
         "script",
         metavar="SCRIPT",
@@ -183,7 +184,7 @@ def _roles(text: str) -> tuple[str, tuple[str, ...]]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say what of a kernel is reported, whatever the schedule."""
     parser.add_argument("--no-detectors", action="store_true", help="switch all detectors off")
     parser.add_argument(
@@ -193,16 +194,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="DETECTOR",
         help=f"switch one detector off; may be repeated: {', '.join(DETECTORS)}",
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="print reports with PTX, all barriers and the full message"
-    )
-    parser.add_argument(
-        "--report", type=from_here, metavar="FILE",
-        help="write reports and launches as JSON, even if nothing is wrong",
-    )
-    parser.add_argument(
-        "--sarif", type=from_here, metavar="FILE", help="write reports as SARIF 2.1.0, for code hosts and editors"
     )
     parser.add_argument(
         "--strict", action="store_true", help="also require synchronisation of the PTX ISA that NVIDIA's kernels omit"
@@ -289,7 +280,7 @@ def emulate(options: argparse.Namespace) -> int:
 
 
 def run_options(parsed: argparse.Namespace) -> dict[str, object]:
-    """Fields of `Options` that the options of `add_run_arguments` choose."""
+    """Fields of `Options` that the options of `_add_run_arguments` choose."""
     return {
         "detectors": not parsed.no_detectors,
         "without": tuple(parsed.without),
@@ -301,7 +292,7 @@ def run_options(parsed: argparse.Namespace) -> dict[str, object]:
 
 
 def run_words(parsed: argparse.Namespace) -> list[str]:
-    """Words of a command line for the parser of `add_run_arguments`, without what is the default."""
+    """Words of a command line for the parser of `_add_run_arguments`, without what is the default."""
     words = ["--no-detectors"] if parsed.no_detectors else []
     words += [word for name in parsed.without for word in ("--without", name)]
     words += ["--strict"] if parsed.strict else []
@@ -327,8 +318,18 @@ def add_going_on_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_suppression_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say which reports are left out."""
+def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say where reports go, and which ones are left out."""
+    parser.add_argument("--quiet", action="store_true", help="print reports and nothing else")
+    parser.add_argument(
+        "--verbose", action="store_true", help="print reports with PTX, all barriers and the full message"
+    )
+    parser.add_argument(
+        "--report", type=from_here, metavar="FILE", help="write reports and launches as JSON, even if nothing is wrong"
+    )
+    parser.add_argument(
+        "--sarif", type=from_here, metavar="FILE", help="write reports as SARIF 2.1.0, for code hosts and editors"
+    )
     parser.add_argument(
         "--suppress",
         type=_suppression,
@@ -355,7 +356,7 @@ def _suppression(text: str) -> going_on.Suppression:
 
 
 def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], object]) -> going_on.GoingOn | None:
-    """Going on as the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: reports raise.
+    """Going on as the options of `add_going_on_arguments` and `_add_report_arguments` say; None: reports raise.
     Raises OSError, ValueError: a file of suppressions."""
     suppressions = going_on.all_of(parsed.suppress, parsed.suppressions)
     keep_going = getattr(parsed, "keep_going", False)
@@ -365,7 +366,7 @@ def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], 
 
 
 def make_reporter(parsed: argparse.Namespace) -> Reporter:
-    """Reporter as the options of `add_run_arguments` say."""
+    """Reporter as the options of `_add_report_arguments` say."""
     made = Reporter(lambda schedule: replay_words(parsed, schedule), parsed.verbose, parsed.report, parsed.sarif)
     made.check_files()
     return made

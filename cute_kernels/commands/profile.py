@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         options.sm_count = options.sm_count or at_hand[1]
     plan = plan_of(options, options.sm_count)
     found = report.profiled(plan, report.device_for(plan, options.device, at_hand, options.stamps), options.stamps)
-    print("\n".join(found.lines(warps=options.warps)))
+    files.show("\n".join(found.lines(warps=options.warps)))
     if options.json is not None:
         found.write_json(options.json)
     if options.trace is not None:

@@ -3,7 +3,10 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from cute_kernels.common import files
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -25,12 +28,29 @@ class CommandParser(argparse.ArgumentParser):
         end = self._program_index(args) + 1
         namespace, unknown = super().parse_known_args(args[:end], namespace)
         namespace.arguments = args[end:]
+        self._note_misplaced(Path(args[end - 1] if args[:end] else ""), args[end:])
         return namespace, unknown
+
+    def _note_misplaced(self, program: Path, words: list[str]) -> None:
+        """Says which options of the command stand behind a Python program whose text has no such option."""
+        if program.suffix in (".ptx", ".cu") or not program.is_file():  # refused with words of their own
+            return
+        own = [word.partition("=")[0] for word in words]
+        text = program.read_text(errors="replace")
+        if found := [word for word in own if word in self._option_string_actions and word not in text]:
+            files.complain(f"cute-kernels: note: {program} gets {' '.join(found)}; ours stand before {program}")
 
     def error(self, message: str) -> NoReturn:
         """Overrides the method of the base class: argparse takes a value that begins with a hyphen for an option."""
         option, expected, _ = message.removeprefix("argument ").partition(": expected one argument")
         super().error(message + f"; one that begins with a hyphen is written {option}=VALUE" * bool(expected))
+
+    def _print_message(self, message: str, file: TextIO | None = None) -> None:
+        """Overrides the method of the base class, which would say nothing of a full disk."""
+        if file is sys.stdout:
+            files.show(message.removesuffix("\n"))
+        else:
+            super()._print_message(message, file)
 
     def _program_index(self, args: list[str]) -> int:
         index = 0

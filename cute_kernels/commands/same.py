@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         found = comparison.written_by_plans(*(plan_of_side(options, side) for side in sides))
     answer = sameness.compared(*found, prefix=options.prefix, failed=failed)
-    print("\n".join(answer.lines()))
+    files.show("\n".join(answer.lines()))
     if options.json is not None:
         document = {"a": options.a, "b": options.b, **answer.facts()}
         files.write_text(options.json, json.dumps(document, indent=1) + "\n")

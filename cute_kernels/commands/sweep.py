@@ -107,7 +107,7 @@ def _shard(text: str) -> tuple[int, int]:
 def run_merge(options: argparse.Namespace) -> int:
     """Writes the rows of all stores into one. Raises ValueError: as `store.merge`; OSError: a file."""
     files.check_output(options.output)
-    print(f"{merge(options.stores, options.output)} rows in {options.output}")
+    files.show(f"{merge(options.stores, options.output)} rows in {options.output}")
     return 0
 
 
@@ -188,7 +188,8 @@ def run(options: argparse.Namespace) -> int:
         how |= {"store": _store_of(options, options.shard or (1, 1))}
         rows = subject.rows(seen=line.following(len(subject.settings), sweep_text.outcome), **how, **where)
     if len(rows) < len(subject.settings):
-        print(f"{len(rows)} of {len(subject.settings)} rows are in {options.store}; --resume prints the table of all")
+        done = f"{len(rows)} of {len(subject.settings)} rows"
+        files.show(f"{done} are in {options.store}; --resume prints the table of all")
         return 0
     lines = sweep_text.text_of(rows, options.best, options.sort)
     tables.show(options, sweep_outcomes.records(rows, options.sort), lines)

@@ -33,11 +33,11 @@ def show(options: argparse.Namespace, records: Sequence[Mapping[str, Any]], line
     unless records are printed."""
     found = _files(options)
     if PRINTED not in found.values():
-        print("\n".join(lines))
+        files.show("\n".join(lines))
     for name, path in found.items():
         text = FORMATS[name](records)
         if path == PRINTED:
-            print(text, end="")
+            files.show(text.removesuffix("\n"))
         else:
             files.write_text(path, text)
 

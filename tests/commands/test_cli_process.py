@@ -24,17 +24,19 @@ def test_a_full_device_is_named(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["k.ptx"]
 
 
-def test_standard_output_on_a_full_device():
-    command = [sys.executable, "-m", "cute_kernels", "plan"]
+@pytest.mark.parametrize("words", ["plan", "--help", "plan --help", "check --help", "--version"])
+def test_standard_output_on_a_full_device(words):
+    command = [sys.executable, "-m", "cute_kernels", *words.split()]
     with open("/dev/full", "w") as full:
         run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert run.stderr == "cute-kernels: error: [Errno 28] No space left on device\n"
+    assert run.stderr == "cute-kernels: error: stdout cannot be written: No space left on device\n"
     assert run.returncode == 2
 
 
-def test_standard_output_into_a_closed_pipe():
+@pytest.mark.parametrize("words", ["plan", "check --help"])
+def test_standard_output_into_a_closed_pipe(words):
     process = subprocess.Popen(
-        [sys.executable, "-m", "cute_kernels", "plan"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "cute_kernels", *words.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     process.stdout.close()
     assert process.stderr.read() == b""

@@ -72,7 +72,7 @@ def test_a_wait_that_is_over_is_none() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It debugs the launch that fails, and says so of commands that cannot be done."""
     words = write(tmp_path, COUNT.replace("st.global.u32 [%rd1]", "st.global.u32 [%rd1+4096]"), 1, 32)
-    options = ["debug", "--arch", "sm_90a", "--quiet"]
+    options = ["debug", "--arch", "sm_90a"]
     assert cli.main([*options, "--command", "continue", "--command", "r %r2", *words]) == 0
     shown = capsys.readouterr().out
     assert "(debug) continue\nerror[" in shown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli
+from cute_kernels.testing.ptx import module
 from tests.emulator.checking.planted import EXAMPLE, planted
 
 COMMANDS = ("emulate", "check", "mutate", "sweep", "explore")
@@ -101,3 +104,42 @@ def test_a_sweep_of_a_program_that_is_at_fault(tmp_path: Path, capsys: pytest.Ca
     for values, status in (("1", 0), ("0,1", 3), ("1,2", 0)):
         assert run("sweep", str(program), "--arch", "sm_90a", "--vary", f"sync={values}") == status
     assert "shared-race at program.py:" in capsys.readouterr().out
+
+
+class Watched(argparse.Namespace):
+    """Options that know which of them were asked for."""
+
+    def __getattribute__(self, name: str) -> object:
+        object.__getattribute__(self, "__dict__").setdefault("_asked", set()).add(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("command", ["emulate", "check --seeds 1", "mutate", "debug --command quit"])
+def test_a_command_takes_no_option_that_it_does_not_look_at(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, described = tmp_path / "barrier.ptx", tmp_path / "launches.json"
+    program.write_text(module("bar.sync 0; ret;", parameters=0))
+    described.write_text(json.dumps({"arrays": {}, "launches": [{"grid": 1, "block": 32, "arguments": []}]}))
+    parsed = cli._parser().parse_args([*command.split(), str(program), str(described)])
+    options = Watched(**vars(parsed))
+    assert parsed.run(options) in (0, 1)
+    asked = object.__getattribute__(options, "__dict__")["_asked"]
+    assert vars(parsed).keys() - asked <= {"watch", "run"}  # those are of all commands, in cli.py
+
+
+@pytest.mark.parametrize("command", ["emulate", "debug", "check", "mutate"])
+def test_options_behind_the_program_are_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nprint(sys.argv[1:])\n")
+    arguments = ["--strict", "--arch=sm_90a", "--other", "-x"]
+    assert run(command, str(program), *arguments) == (0 if command == "emulate" else 2)
+    out, err = capsys.readouterr()
+    assert str(arguments) in out + err
+    assert f"cute-kernels: note: {program} gets --strict --arch; ours stand before {program}\n" in err
+    program.write_text("import argparse\n# --strict and --arch are its own\n")
+    run(command, str(program), *arguments)
+    run(command, str(tmp_path / "missing.py"), *arguments)
+    assert "note" not in capsys.readouterr().err
