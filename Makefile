@@ -123,6 +123,7 @@ pictures: $(VENV)/.installed-test
 	mkdir -p build
 	$(BIN)/cute-kernels explore --batch 4736 --vary tile_n=128,256 --vary stages=2-6 --output build/page.html
 	$(CHROMIUM) --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1600,1160 --screenshot=docs/explore.png build/page.html
+	$(BIN)/python -c "from PIL import Image; Image.open('docs/explore.png').convert('RGB').quantize(128).save('docs/explore.png', optimize=True)"
 
 # What an owner uploads to the package index, built and checked in fresh environments, in dist/. docs/contributing.md
 release: $(VENV)-release/.installed
