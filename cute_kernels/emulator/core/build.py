@@ -107,6 +107,8 @@ def library(variant: str) -> Path:
     path = folder() / f"{variant}.so"
     try:
         return kept(path, compiler, functools.partial(_compile, variant))
+    except TimeoutError:  # of a signal handler, which is no fault of the folder
+        raise
     except OSError as error:
         raise CoreNotBuilt(
             f"the emulator's core is not compiled for these sources ({path}), and cannot be: {error}. "

@@ -400,3 +400,14 @@ def test_an_interrupt_ends_the_wait_for_another_process_that_compiles(tree: Path
     with small.files.locked(tree / "build" / ".lock"), pytest.raises(KeyboardInterrupt), interrupts.deferred():
         threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
         small.library("baseline")
+
+
+def test_a_time_limit_of_the_caller_is_no_fault_of_the_build(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = imported("build")
+
+    def compile(*_: object) -> None:
+        raise TimeoutError  # as a handler of SIGALRM does, where a test has a time limit
+
+    monkeypatch.setattr(build, "_compile", compile)
+    with pytest.raises(TimeoutError):
+        build.library("avx2")
