@@ -73,7 +73,8 @@ def draw(path: Path, text: str) -> None:
             weight = "bold" if style is not None and style.bold else "normal"
             figure.text(*where, segment.text.rstrip("\n"), color=colour, weight=weight, size=FONT, family="monospace")
             column += len(segment.text)
-    figure.savefig(path, dpi=160)
+    plain = "\n".join(line.plain for _, line in lines)
+    figure.savefig(path, dpi=160, metadata={"Description": plain})  # by which a test knows an old picture
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def run_explore(options: argparse.Namespace) -> int:
             seen = line.following(len(subject.settings), sweep_text.outcome)
             text = explorer.page_of(subject, jobs, seen, trace, _store_of(options), options.row)
         files.write_text(output, text)
-        files.show(str(output))
+        files.show("\n".join(str(each) for each in (output, trace) if each.exists()))
         return 0
     extras.require("explore", "the command explore without --output FILE.html", ("jupyterlab",))
     words = ["--no-browser"] * options.no_browser + ["--allow-root"] * options.allow_root

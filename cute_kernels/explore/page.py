@@ -202,11 +202,12 @@ def _waves(plan: Plan) -> Iterator[str]:
     for part in plan.launches:
         if not hasattr(part, "tiles"):
             continue
-        waves = -(-part.tiles // part.clusters)
-        last = part.tiles - (waves - 1) * part.clusters
+        tiles = part.tiles * getattr(part, "feature_groups", 1)  # each group of features takes all of them
+        waves = -(-tiles // part.clusters)
+        last = tiles - (waves - 1) * part.clusters
         clusters = f"{counted(part.clusters, 'cluster')} of {counted(math.prod(part.cluster), 'CTA')}"
-        text = f"{counted(part.tiles, 'tile')} over {clusters}: {counted(waves, 'wave')}"
-        share = part.tiles / (waves * part.clusters)
+        text = f"{counted(tiles, 'tile')} over {clusters}: {counted(waves, 'wave')}"
+        share = tiles / (waves * part.clusters)
         name = f"{part.operation}: " if len(plan.launches) > 1 else ""
         yield _tag("p", f"{name}{text}. A wave has a tile for each cluster; all of them together are {share:.1%} full")
         what = f"{last:,} of {part.clusters:,} clusters have a tile in the last wave"

@@ -23,7 +23,7 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
-from cute_kernels.explore import explorer, subjects, sweep_outcomes, sweep_table
+from cute_kernels.explore import explorer, page, subjects, sweep_outcomes, sweep_table
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.operations import registry
 from cute_kernels.operations.runtime import emulated
@@ -157,6 +157,16 @@ def test_what_is_counted_is_the_kernel_of_the_problem() -> None:
             assert 0.95 <= ratio and small.tiles < 200
 
 
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [(8, "120 tiles over 120 clusters of 1 CTA: 1 wave"), (4736, "10,878 tiles over 72 clusters of 2 CTAs: 152 waves")],
+)
+def test_waves_of_a_kernel_that_takes_each_tile_for_every_group_of_features(batch: int, words: str) -> None:
+    """20 tiles of 80 rows for six groups of 128 features; 3,626 of 256 rows for three groups of 256."""
+    plan = make_plan(PatchEmbedProblem(m=196 * batch, n=768, k=768, table_rows=196), arch="sm_100a")
+    assert words in " ".join(page._waves(plan))
+
+
 def outputs(problem) -> int:
     return problem.n * (problem.m if hasattr(problem, "m") else problem.batch * problem.positions)
 
@@ -165,7 +175,7 @@ def test_a_program_is_explored(tmp_path: Path, capsys: pytest.CaptureFixture[str
     output = tmp_path / "bias.html"
     words = ["--vary", "rows=16,24", "--arguments=--m 64", "--arch", "sm_90a", "--jobs", "1", "--output", str(output)]
     assert main(["explore", str(PROGRAM), *words]) == 0
-    assert capsys.readouterr().out == f"{output}\n"
+    assert capsys.readouterr().out == f"{output}\n{output.with_suffix('.trace.json')}\n"
     page = output.read_text()
     seen = Seen(page)
     assert cells_of(seen)[1]["l2_bytes_written"] == str(64 * 32 * 4) and len(seen.found("svg")) == 1

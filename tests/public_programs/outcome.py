@@ -22,7 +22,7 @@ ENVIRONMENT = {"QUACK_CACHE_ENABLED": "0"}
 PASSED = ("PASS on",)
 """How the programs of this folder say that their results are right."""
 
-_WRONG = ("wrong:", "Tensor-likes are not", "\N{CROSS MARK}")
+_WRONG = re.compile("^wrong: |Tensor-likes are not|\N{CROSS MARK}", re.MULTILINE)
 """How programs say that a result is wrong: those of this folder, torch.testing, Triton's tutorials."""
 
 
@@ -82,7 +82,7 @@ def judge(
     reports = tuple(dict.fromkeys(f"{each['kind']}{_place(each)}" for each in diagnostics))
     if status == 4:
         return Outcome("refused", tuple(dict.fromkeys(each["sentence"] for each in diagnostics)) or _last(output))
-    if any(word in output for word in _WRONG):
+    if _WRONG.search(output):
         return Outcome("wrong", reports)
     said = silent or any(word in output for word in passed)
     if status == 0 and not reports:

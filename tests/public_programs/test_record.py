@@ -69,6 +69,7 @@ REFUSED = {"kind": "unsupported", "sentence": "no such opcode", "place": None}
         (3, "PASS on H200\nTraceback", [RACE], Outcome("stopped", ("global-race at kernel:7",))),
         (1, "Traceback\nKeyError: 1\nemulated: 1 launch in 0.1 s\n", [], Outcome("crashed", ("KeyError: 1",))),
         (0, "", [], Outcome("unchecked")),
+        (3, "help: it is wrong: look\nemulated: 1 launch in 1.0 s", [NOWHERE], Outcome("unchecked", ("exit-in-use",))),
     ],
 )
 def test_the_verdict(status: int, output: str, diagnostics: list[dict], outcome: Outcome):

@@ -403,6 +403,14 @@ def _group_rows(kinds: tuple[str, ...], prefix: tuple[str, ...], commit: str, wa
     )  # fmt: skip
 
 
+def _by_itself(e: Evidence) -> Fields | None:
+    """A CTA of one thread, into whose shared memory nothing copies: nobody else could have written."""
+    launch = e.error.launch
+    alone = launch is not None and math.prod(launch.block) == math.prod(launch.cluster) == 1
+    copies = any(each.parts[:2] == ("cp", "async") for each in e.instructions)
+    return {} if alone and not copies and e.facts.memory is not None and e.facts.memory.space == "shared" else None
+
+
 def _no_barrier(e: Evidence) -> Fields | None:
     """A read that is reached without a barrier from what writes shared memory, or from the wait for cp.async."""
     side, other, memory = e.facts.side, e.facts.other, e.facts.memory
@@ -495,21 +503,29 @@ def _arrived_before(e: Evidence) -> Fields | None:
 
 
 def _writes_ahead(e: Evidence) -> Fields | None:
-    """A write that a warp comes to from a read without a barrier, and never from the write to the read."""
+    """Reads from which a warp comes to a write without a barrier, but not the other way round: ``read``, "" for none.
+
+    Reads of several instructions may be kept as one. ``late``: those that are reached from the write alone.
+    """
     side, other, here = e.facts.side, e.facts.other, e.at_fault
     if side is None or other is None or not other.instructions or here is None or other.signals is not None:
         return None
-    use, verbs = other.instructions[0], (side.verb, other.verb)
+    verbs = side.verb, other.verb
     if verbs == ("reads", "wrote"):
-        read, write, reader, writer = here, use, e.warp, other.warp
+        reads, write, reader, writer = [here], other.instructions[0], e.warp, other.warp
     elif verbs == ("writes", "read"):
-        read, write, reader, writer = use, here, other.warp, e.warp
+        reads, write, reader, writer = other.instructions, here, other.warp, e.warp
     else:
         return None
     told = {each.place for each in e.signals([reader])} & {each.place for each in e.did("wait", warp=writer)}
-    if told or e.reaches(write, read, _waits_for_all) or not e.reaches(read, write, _waits_for_all):
+    ahead = {each.line: each for each in reads if e.reaches(each, write, _waits_for_all)}
+    behind = {each.line: each for each in reads if e.reaches(write, each, _waits_for_all)}
+    read, late = (" and ".join(dict.fromkeys(e.line(here[line]) for line in here if line not in there))
+                  for here, there in ((ahead, behind), (behind, ahead)))  # fmt: skip
+    if told or not (read or (late and verbs == ("writes", "read"))):
         return None
-    return {"read": e.line(read), "write": e.line(write), "reader": e.who([reader]), "writer": e.who([writer])}
+    fields = {"write": e.line(write), "reader": e.who([reader]), "writer": e.who([writer])}
+    return fields | {"read": read, "late": late}
 
 
 def _waits_for_all(each: Located) -> bool:
@@ -631,6 +647,8 @@ ACCESSES: tuple[Cause, ...] = (
           "{array}: the index at {here} is too large"),
     Cause(("uninitialised-read",), _adds_to_nothing, "the tcgen05.mma at {here} adds to sums that nobody has written: "
           "the first MMA of a tile has ACCUMULATE False (mma.set(tcgen05.Field.ACCUMULATE, k != 0))"),
+    Cause(("uninitialised-read",), _by_itself, "the CTA has one thread, and no copy writes its shared memory: a store "
+          "is missing in front of {here}, or what is stored and what is read have different indices"),
     Cause(("uninitialised-read",), _no_barrier, "a barrier is missing between {write} and the read at {here}, or the "
           "index of one of the two is wrong: sync_threads, or a named barrier of all who write and read; a wait for "
           "cp.async tells its own thread alone"),
@@ -709,7 +727,12 @@ ACCESSES: tuple[Cause, ...] = (
           "the write at {use}, and tells {who} that it is over: arrive behind the write"),
     Cause(("shared-race",), _writes_ahead, "a barrier is missing behind the read at {read}: {writer} goes on to the "
           "write at {write} (in a loop, that of the next turn) while {reader} has yet to read: sync_threads, or the "
-          "named barrier of all who read and write"),
+          "named barrier of all who read and write", when=lambda found: not found["late"]),
+    Cause(("shared-race",), _writes_ahead, "a barrier is missing between the write at {write} and the read at {late}, "
+          "to which {reader} comes before {writer} has written: sync_threads, or the named barrier of all who read and "
+          "write", when=lambda found: not found["read"]),
+    Cause(("shared-race",), _writes_ahead, "a barrier is missing between the write at {write} and the read at {late}, "
+          "or between the read at {read} and that write: sync_threads, or the named barrier of all who read and write"),
     Cause(("shared-race", "global-race"), _both_write, "two threads store to the same place, at {use} and at {here}: "
           "the index of one of the two is wrong, or a single thread is to store (a predicate); a barrier is right only "
           "where the second value replaces the first"),

@@ -201,8 +201,8 @@ class PatchEngine:
             raise TypeError(f"images has dtype {pixels.dtype}: must be torch.uint8 and floating-point types")
         if options.mean is None and (raw or pixels.dtype == torch.uint8 or options.precision == "fp8"):
             raise ValueError(
-                "mean and std are not known, which raw pixels are normalised with and precision = 'fp8' reaches to: "
-                "must be said at conversion, by processor=.., or by mean=.. and std=.."
+                f"mean and std are not known, which precision {options.precision!r} needs for {pixels.dtype} pixels: "
+                "must be given when the model is converted, by processor=.., or by mean=.. and std=.."
             )
         if pixels.dtype == torch.uint8 or not raw or availability.in_graph():
             return pixels
