@@ -121,6 +121,13 @@ JUDGED = {
         LOOK + "selp.u32 %r8, 1, 1, %p2; setp.eq.s32 %p3, %r8, 0; @%p3 bra W;", ["answer"]),
     "a wait by an answer that is not a number": (
         LOOK + "selp.f32 %r8, 0f3F800000, 0f7FC00000, %p2; setp.neu.f32 %p3, %r8, %r8; @%p3 bra W;", ["answer"]),
+    "a wait by a predicate that is always false": (
+        LOOK + "mov.pred %p3, -1; not.pred %p4, %p3; selp.u32 %r8, 1, 0, %p2; "
+        "selp.u32 %r9, %r8, 1, %p4; setp.eq.s32 %p5, %r9, 0; @%p5 bra W;", ["answer"]),
+    "a wait by the other side of such a one": (LOOK + "mov.pred %p3, -1; selp.u32 %r8, 1, 0, %p2; "
+        "selp.u32 %r9, %r8, 1, !%p3; setp.eq.s32 %p5, %r9, 0; @%p5 bra W;", ["answer"]),
+    "a wait by a decimal": (
+        LOOK + "selp.f32 %r8, 0f3F800000, 1.0, %p2; setp.eq.b32 %p3, %r8, 0; @%p3 bra W;", ["answer"]),
     "a wait that counts in its block": ("mov.u32 %r9, 0; " + LOOK + "selp.u32 %r8, 1, 0, %p2; add.u32 %r9, %r9, 1; "
         "setp.eq.s32 %p3, %r8, 0; @%p3 bra W; st.global.u32 [%d1], %r9;", ["answer"]),
     "a wait that looks at the time": (LOOK + "selp.u32 %r8, 1, 0, %p2; mov.u32 %r9, %clock; setp.eq.s32 %p3, %r8, 0; "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cute_kernels.emulator.isa.ptx.families import read, written
 from cute_kernels.emulator.isa.ptx.flow import Block, Flow, is_together
-from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Not, Operand, Register, Special
+from cute_kernels.emulator.isa.ptx.program import Immediate, Instruction, Not, Operand, Register, Special, items_of
 
 _COPIES = ("cp", "async", "bulk")
 _COMMUTING, _INTEGERS = frozenset("add min max and or xor".split()), frozenset("u32 s32 b32 u64 s64 b64".split())
@@ -84,7 +84,7 @@ PURE = frozenset(
 )
 
 
-_INTEGER_TYPES = {(f"{kind}{bits}",) for kind in "bsu" for bits in (16, 32, 64)}
+_INTEGER_TYPES = {f"{kind}{bits}" for kind in "bsu" for bits in (16, 32, 64)}
 _BITWISE = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
@@ -118,26 +118,29 @@ def waits_until_complete(flow: Flow, index: int) -> bool:
 
 def _is_fixed(instruction: Instruction) -> bool:
     """Whether it computes the same of the same registers at any time."""
-    special = any(isinstance(each, Special) for each in instruction.operands)
+    special = any(isinstance(each, Special) for operand in instruction.operands for each in items_of(operand))
     return instruction.parts[0] in PURE and instruction.guard is None and not special
 
 
 def _answered(behind: Sequence[Instruction], values: dict[str, int]) -> dict[str, int]:
     """Values of registers behind some instructions, as far as selp, mov, setp, and, or, xor of integers tell."""
     for each in behind:
+        name, type_ = each.parts[0], each.parts[-1]
         operands = [_value(operand, values) for operand in each.operands[1:]]
-        name, known = each.parts[0], None not in operands
+        if type_ == "pred":
+            operands = [None if value is None else int(value != 0) for value in operands]
+        known = None not in operands and (type_ == "pred" or type_ in _INTEGER_TYPES)
         result = None
-        if name == "selp" and operands[2] is not None:
+        if name == "selp" and operands[2] is not None and type_ in _INTEGER_TYPES:
             result = operands[0] if operands[2] else operands[1]
         elif name == "mov" and known:
             result = operands[0]
         elif name in _BITWISE and known:
             result = _BITWISE[name](*operands)
-        elif name == "setp" and known and len(operands) == 2 and each.parts[2:] in _INTEGER_TYPES:
-            same = (operands[0] - operands[1]) % (1 << int(each.parts[2][1:])) == 0
+        elif name == "setp" and known and len(operands) == 2 and len(each.parts) == 3:
+            same = (operands[0] - operands[1]) % (1 << int(type_[1:])) == 0
             result = {"eq": int(same), "ne": int(not same)}.get(each.parts[1])
-        elif each.parts == ("not", "pred") and known:
+        elif name == "not" and type_ == "pred" and known:
             result = 1 - operands[0]
         for register in written(each):
             values.pop(register, None)
@@ -149,7 +152,7 @@ def _answered(behind: Sequence[Instruction], values: dict[str, int]) -> dict[str
 def _value(operand: Operand, values: dict[str, int]) -> int | None:
     """Value of an operand, None if it is not known."""
     if isinstance(operand, Immediate):
-        return operand.value
+        return None if operand.float_bits else operand.value
     if isinstance(operand, Not):
         inner = values.get(operand.register.name)
         return None if inner is None else 1 - inner
