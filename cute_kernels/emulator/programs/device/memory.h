@@ -72,7 +72,8 @@ void check_device(c10::Device device) {
 constexpr size_t kGuard = 256 << 10, kPage = 4096;
 constexpr size_t kLarge = 64 << 20;        // given back to the system when it is freed, and reserved when it is made
 constexpr size_t kMostSpare = 256 << 20;   // bytes that are kept of smaller memory; the oldest goes first
-constexpr size_t kRests = 16;              // freed memory is not used again before so much more of its size is freed
+constexpr size_t kRests = 16;              // memory is not used again before so much more of its size is freed
+constexpr size_t kMostReserved = size_t{4} << 30;  // bytes of addresses that rest without memory, the oldest goes first
 constexpr size_t kMostFreed = 256;         // that are remembered
 
 struct Memory {
@@ -81,8 +82,8 @@ struct Memory {
     std::deque<Allocation> freed;
     std::map<size_t, std::deque<uint64_t>> spare;  // by the size of the mapping: keys of `resting`, the oldest first
     std::map<uint64_t, std::pair<char*, size_t>> resting;  // spare mappings in the order in which they were freed
-    std::deque<std::pair<char*, size_t>> reserved;  // addresses of what was large: the system gives them to nobody yet
-    size_t spare_bytes = 0, used = 0, peak = 0;
+    std::deque<std::pair<char*, size_t>> reserved;  // addresses without memory: the system gives them to nobody yet
+    size_t spare_bytes = 0, reserved_bytes = 0, used = 0, peak = 0;
     uint64_t serial = 0, frees = 0;
     int new_byte = 0;
     int64_t most = 0;
@@ -114,6 +115,27 @@ char* take_spare(Memory& m, uint64_t key) {
     return start;
 }
 
+// Gives the memory of a mapping back to the system; its addresses rest.
+void reserve(Memory& m, char* start, size_t size) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(start, size, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
+        munmap(start, size);
+        return;
+    }
+    m.reserved.emplace_back(start, size);
+    m.reserved_bytes += size;
+}
+
+// Gives the oldest addresses back, those beyond a number of bytes.
+void give_back(Memory& m, size_t most) {
+    while (m.reserved_bytes > most) {
+        const auto [start, size] = m.reserved.front();
+        munmap(start, size);
+        m.reserved_bytes -= size;
+        m.reserved.pop_front();
+    }
+}
+
 void release(void* pointer);
 void reset_peak();
 void memory_was_made(uint64_t serial);
@@ -129,7 +151,12 @@ struct DeviceMemory final : c10::DeviceAllocator {
         char* start = nullptr;
         const bool is_new = spare.size() <= kRests;
         if (is_new) {
-            if (m.used + nbytes <= static_cast<size_t>(m.most)) start = map(size);
+            const bool fits = m.used + nbytes <= static_cast<size_t>(m.most);
+            if (fits) start = map(size);
+            if (fits && !start) {  // a limit of addresses
+                give_back(m, 0);
+                start = map(size);
+            }
             TORCH_CHECK_WITH(OutOfMemoryError, start, "CUDA out of memory. Tried to allocate ", nbytes,
                 " bytes: can't allocate memory");
         } else {
@@ -240,22 +267,18 @@ void release(void* pointer) {
     --allocations_left;
     char* start = static_cast<char*>(pointer) - kGuard;
     if (size >= kLarge) {
-        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-        if (mmap(start, size, PROT_NONE, flags, -1, 0) != MAP_FAILED) m.reserved.emplace_back(start, size);
-        if (m.reserved.size() > kRests) {
-            munmap(m.reserved.front().first, m.reserved.front().second);
-            m.reserved.pop_front();
-        }
-        return;
+        reserve(m, start, size);
+    } else {
+        m.spare[size].push_back(m.frees);
+        m.resting.emplace(m.frees++, std::pair(start, size));
+        m.spare_bytes += size;
     }
-    m.spare[size].push_back(m.frees);
-    m.resting.emplace(m.frees++, std::pair(start, size));
-    m.spare_bytes += size;
     while (m.spare_bytes > kMostSpare) {
         const auto [key, oldest] = *m.resting.begin();
         take_spare(m, key);
-        munmap(oldest.first, oldest.second);
+        reserve(m, oldest.first, oldest.second);
     }
+    give_back(m, kMostReserved);
 }
 
 void begin_memory(int64_t new_byte, int64_t most, std::vector<std::string> libraries) {

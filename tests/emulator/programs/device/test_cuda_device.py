@@ -34,6 +34,7 @@ from cute_kernels.emulator.programs.device import building
 from tests.emulator import scale_program
 from tests.emulator.programs.device import operator_samples
 from tests.nightly import nightly
+from tests.processes import run_python
 
 
 @pytest.fixture
@@ -436,7 +437,7 @@ def test_what_torch_keeps_of_compiled_functions_is_forgotten(session: Session) -
         assert torch.compile(lambda a: a * 2 + 1, **options)(x).tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("extent", [1000, 20 << 20])
+@pytest.mark.parametrize("extent", [1000, 14 << 20, 20 << 20])
 @pytest.mark.parametrize("others", [0, 1200])
 def test_freed_memory_is_not_used_again_at_once(session: Session, extent: int, others: int) -> None:
     """So that a kernel that still uses it is told so: large memory, and when much else was freed before, too."""
@@ -447,6 +448,22 @@ def test_freed_memory_is_not_used_again_at_once(session: Session, extent: int, o
     del x
     assert all(torch.empty(extent, device="cuda").data_ptr() != address for _ in range(8))
     assert session.device.freed(address + 8).startswith(f"float32 ({extent},), made at ")
+
+
+def test_addresses_of_freed_memory_are_given_back_at_a_limit() -> None:
+    program = """
+import resource, torch
+from cute_kernels.emulator.programs.capturing import capture
+with capture("sm_90a"):
+    torch.empty(8, device="cuda")
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30), -1))
+    for _ in range(12):
+        torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+print("done")
+"""
+    found = run_python("-c", program)
+    assert found.stdout == "done\n", found.stderr
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -611,23 +628,34 @@ def test_behind_memory_that_was_larger_before(session: Session) -> None:
     assert all("float32 (100,)" in session.device.freed(each + 4 * 80) for each in addresses - {again})
 
 
-def test_around_memory_where_another_was_that_went_back_to_the_system(session: Session) -> None:
-    """A place beside a tensor is in no tensor that was freed, wherever that is, nor in one of a program before."""
+def test_around_memory_where_another_was_that_went_back_to_the_system() -> None:
+    """A place beside a tensor is in no tensor that was freed, wherever that is, nor in one of a program before.
+
+    In a process of its own, where the system has just one gap of about this size.
+    """
+    program = """
+import torch
+from cute_kernels.emulator.programs.capturing import capture
+with capture("sm_90a") as session:
     freed = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")  # large: given back when it is freed
     begin, end = freed.data_ptr(), freed.data_ptr() + freed.nbytes
     del freed
     assert session.device.freed(begin + 1000).startswith("uint8 (536870912,)")
-    for _ in range(17):  # whose addresses stay reserved in its place
+    for _ in range(56):  # whose addresses, of 4 GiB together with its own, stay reserved in its place
         torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-    kept = torch.empty(510 << 20, dtype=torch.uint8, device="cuda")  # the system has just one gap of about this size
+    kept = torch.empty(510 << 20, dtype=torch.uint8, device="cuda")
     before = kept.data_ptr() - 4096
     assert begin <= before < end
     assert session.device.freed(before) == ""
     address = kept.data_ptr()
     del kept
     assert session.device.freed(address)
-    with capture("sm_90a") as another:
-        assert not another.device.freed(address)
+with capture("sm_90a") as another:
+    assert not another.device.freed(address)
+print("done")
+"""
+    found = run_python("-c", program)
+    assert found.stdout == "done\n", found.stderr
 
 
 def test_captures_that_cannot_be(session: Session) -> None:
