@@ -23,7 +23,6 @@ from cute_kernels.emulator.races.launch_accesses import WRITES, Meeting, Span, r
 from cute_kernels.emulator.reports.sources import short_name
 
 _LEGACY = 1  # cudaStreamLegacy: another name of it
-_CUDA = 1  # c10::DeviceType
 _FIRST_HANDLE, _FIRST_EVENT = 0x5EED_0000, 0x5EED_8000_0000
 _KEPT = 64  # launches of a stream whose accesses are kept
 
@@ -131,7 +130,7 @@ class Streams:
         if what == "record":
             self._events[event] = time.perf_counter_ns(), self.reached(stream)
             return 0
-        at, point = self._events.get(event, (0, None))
+        at, point = self._events.get(event, (0, {}))  # of another program: behind nothing of this one
         if what == "elapsed":  # since another event
             return at - self._events[stream][0]
         if what == "is capturing":

@@ -143,6 +143,26 @@ def test_destroyed_events_leave_their_numbers(session: Session) -> None:
     assert len(numbers) < 5 and 0 not in numbers
 
 
+def test_an_event_of_a_program_before_orders_nothing() -> None:
+    with capture("sm_90a"):
+        event = event_of(torch.cuda.Stream())
+    with capture("sm_90a"):
+        x, y, z = tensors()
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        copy(x, y, first)
+        second.wait_event(event)
+        with pytest.raises(GlobalMemoryRace):
+            copy(y, z, second)
+
+
+def test_a_handle_of_a_recorded_event_leaves_its_time(session: Session) -> None:
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    last.record()
+    between = first.elapsed_time(last)
+    assert first.cuda_event and first.elapsed_time(last) == between
+
+
 @pytest.mark.parametrize("order", NOT_ORDERED)
 def test_what_does_not(session: Session, order: str) -> None:
     x, y, z = tensors()

@@ -232,7 +232,8 @@ class Event(torch.Event):
     @property
     def cuda_event(self) -> int:
         """A handle, which launches may carry as an attribute: what waits for it is then behind all launches."""
-        self.record()
+        if not self.event_id:
+            self.record()
         self.streams.recorded_by_launch(self.event_id)
         return self.event_id
 
