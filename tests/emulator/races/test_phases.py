@@ -152,6 +152,16 @@ def test_two_arrivals_of_a_warp_in_one_phase_are_named(options: Options):
     assert re.match(f"named barrier 1 {words}", report.help), report.help
 
 
+def test_memory_that_nobody_writes_is_not_laid_to_a_barrier():
+    """Warp 0 arrives three times, warp 1 reads, and nobody who comes to the barrier writes."""
+    body = f"""{BARRIERS} bar.sync 0; @%p1 bra OTHER; bar.arrive 1, 96; bar.arrive 1, 96; bra END;
+        OTHER: bar.sync 1, 96; ld.shared.u32 %r21, [%r5]; {END}"""
+    with pytest.raises(EmulatorError) as raised:
+        launch(module(body, parameters=1), aligned(np.zeros(64, np.uint32)), block=(64, 1, 1))
+    report = diagnose(raised.value)
+    assert report.kind == "uninitialised-read" and "counted two arrivals" not in report.help, report
+
+
 def test_another_fault_of_the_run_is_reported_first_and_says_what_came_before():
     body = MARK.sub(lambda m: m[2] or "", FAULTS["arrival at an mbarrier"][2])
     body = body.replace("END: ret;", "mov.u32 %r9, 1; st.global.u32 [%d0+4096], %r9; END: ret;")
