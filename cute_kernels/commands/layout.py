@@ -15,7 +15,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="show bytes, banks and lanes of a CuTe layout, or of a program's tensors, and count bank conflicts",
         description="Prints byte and bank of each coordinate of a layout in shared memory, and what one access of a "
         "warp costs. A program SCRIPT.py is run in the emulator: banks of the tensors that a kernel has in shared "
-        "memory, and what its accesses cost, by tensor and line; of several launches, of that with the most of it.",
+        "memory, and what its accesses cost, by tensor and line; of several launches, of the one with the "
+        "most shared memory.",
         epilog="Exit status: 0; 2: arguments that cannot be used, or a program that fails.",
     )
     parser.add_argument(

@@ -35,7 +35,7 @@ class CommandParser(argparse.ArgumentParser):
         """Says which options of the command stand behind a Python program whose text has no such option."""
         if program.suffix in (".ptx", ".cu") or not program.is_file():  # refused with words of their own
             return
-        own = [word.partition("=")[0] for word in words]
+        own = [word.partition("=")[0] for word in words if word not in ("-h", "--help")]
         text = program.read_text(errors="replace")
         if found := [word for word in own if word in self._option_string_actions and word not in text]:
             files.complain(f"cute-kernels: note: {program} gets {' '.join(found)}; ours stand before {program}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
 from cute_kernels.common.words import counted
 from cute_kernels.config import ITEMSIZE
-from cute_kernels.explore import own_layouts, plan_facts, sweep_outcomes, sweep_text
+from cute_kernels.explore import plan_facts, sweep_outcomes, sweep_text
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.plan.config_codec import spell
 
@@ -205,8 +205,9 @@ def _waves(plan: Plan) -> Iterator[str]:
         tiles = part.tiles * getattr(part, "feature_groups", 1)  # each group of features takes all of them
         waves = -(-tiles // part.clusters)
         last = tiles - (waves - 1) * part.clusters
+        rounds = -(-part.clusters * math.prod(part.cluster) // part.sm_count)  # of clusters that do not fit at once
         clusters = f"{counted(part.clusters, 'cluster')} of {counted(math.prod(part.cluster), 'CTA')}"
-        text = f"{counted(tiles, 'tile')} over {clusters}: {counted(waves, 'wave')}"
+        text = f"{counted(tiles, 'tile')} over {clusters}: {counted(waves * rounds, 'wave')}"
         share = tiles / (waves * part.clusters)
         name = f"{part.operation}: " if len(plan.launches) > 1 else ""
         yield _tag("p", f"{name}{text}. A wave has a tile for each cluster; all of them together are {share:.1%} full")
@@ -296,6 +297,8 @@ def _rows(numbers: Sequence[int]) -> str:
 
 def _accesses(memory: Any) -> str:
     """Costs of accesses to shared memory, by tensor and line."""
+    import cute_kernels.explore.own_layouts as own_layouts  # the emulator
+
     titles = "".join(f"<th>{name}</th>" for name in ("tensor, line", "wavefronts", "bank conflicts"))
     lines = []
     for name, accesses in memory.by_tensor().items():

@@ -205,16 +205,20 @@ def effects(rows: Iterable[Row]) -> list[str]:
 
 
 def _less_between(field: str, groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str]:
-    """Values between the first and the last at which something is less than at both; not modelled times, which tie."""
-    found: dict[str, dict[str, None]] = {}
+    """Values between the first and the last at which something is less than at both, and in how many groups; not
+    modelled times, which tie."""
+    found: dict[tuple[str, str], int] = {}
     for group in groups:
         for column in (name for name in columns if name != "modelled"):
             numbers = {spell(row.settings[field]): value(row, column) for row in group}
             if None not in numbers.values():
                 best = min(numbers, key=numbers.__getitem__)
                 if numbers[best] < min(value(group[0], column), value(group[-1], column)):
-                    found.setdefault(best, {})[_unit(column)] = None
-    return [f"{field} {best} has less than both ends of {', '.join(names)}" for best, names in found.items()]
+                    found[best, _unit(column)] = found.get((best, _unit(column)), 0) + 1
+    return [
+        f"{unit} least at {field} {best}, between the ends, in {count} of {counted(len(groups), 'group')} of rows"
+        for (best, unit), count in found.items()
+    ]
 
 
 def _both(pairs: Sequence[tuple[Row, Row]], column: str) -> list[tuple[float, float]]:

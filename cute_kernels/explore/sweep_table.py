@@ -42,7 +42,8 @@ class Row:
     measured: float | None = None
     # what the emulator counts of a smaller problem, as `cute_kernels.explore.plan_facts.counted`
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # layouts and accesses of what is counted, of several kernels the last, as of `own_layouts.OwnMemory`; None: unknown
+    # layouts and accesses of one launch of what is counted, as of `own_layouts.OwnMemory`: of a chain the last, of a
+    # program that with the most shared memory; None: unknown
     memory: Any = None
     small: Plan | None = None  # plan of that problem, for the same kernel; None where nothing is counted
     arch: str | None = None  # what the row is planned for, or the program's kernels are compiled for

@@ -392,7 +392,7 @@ CAVEAT = (
     "Modelled, from sustained launches on an H200 that were measured: of shapes that no fit had seen, error 10% in the "
     "median and 94% at the most, rank correlation within a shape 0.91 in the median; the first choice took 1.02 to "
     "1.04 of the fastest's time in the mean. Ratios of two configurations: 20% off in nine pairs of ten that differ in "
-    "one field, 28% in nine of ten of all."
+    "one field, all fields together, 28% in nine of ten of all."
 )
 """`python -m bench.model` prints these figures."""
 

@@ -48,7 +48,7 @@ RATIO_ERRORS = (0.16, 0.30)
 CAVEAT = (
     "Modelled, from launches on an H200 that were measured: of models that the fit had not seen, error 10% in the "
     "median and 47% at the most. Ratios of two configurations: 16% off in nine pairs of ten that differ in one field, "
-    "30% in nine of ten of all."
+    "all fields together, 30% in nine of ten of all."
 )
 """`python -m bench.model` prints these figures."""
 

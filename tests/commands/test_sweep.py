@@ -332,7 +332,9 @@ def test_what_a_field_changes() -> None:
     counted = [dataclasses.replace(row, counts={"conflicts": count}) for row, count in zip(rows[:2], (0, 32))]
     assert effects(counted)[0].endswith("conflicts +32")
     padded = [Row({"pad": pad}, counts={"conflicts": n, "stores": 8 * n}) for pad, n in ((0, 28), (1, 5), (4, 9))]
-    assert effects(padded)[1:] == ["pad 1 has less than both ends of conflicts, stores"]
+    assert effects(padded)[1:] == [
+        f"{what} least at pad 1, between the ends, in 1 of 1 group of rows" for what in ("conflicts", "stores")
+    ]
     assert len(effects(padded[1:])) == len(effects([padded[0], padded[2], padded[1]])) == 1
     followed = [*rows[:3], dataclasses.replace(rows[3], others={"loads": 2})]
     alone, both, *_ = effects(followed)

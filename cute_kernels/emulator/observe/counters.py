@@ -155,7 +155,8 @@ class InstructionCounts:
     # as of `UnitCounts`. Loads or stores of one source line that the emulator performs as one access count for the
     # first of them
     units: dict[str, dict[str, dict[str, int]]]
-    # first byte of the shared memory of its CTAs that it accessed, and the one behind the last; of no operands of MMAs
+    # first byte of the shared memory of its CTAs that it accessed, and the one behind the last; not
+    # of operands of MMAs, nor of bulk copies out of it into another CTA
     shared: tuple[int, int] = (0, 0)
 
 
