@@ -118,7 +118,6 @@ class DoubleArrival:
     number: int  # of the barrier
     warp: str  # label of the warp
     instruction: Located | None  # its second arrival
-    phase: int
     warps: tuple[str, ...]  # labels of all that arrived
 
 

@@ -67,7 +67,7 @@ static void arrive(
   if (!barrier->arrivals) barrier->first = place;
   barrier->who[barrier->arrivals++] = header->index;
   int64_t warp = INT64_C(1) << header->index;
-  if ((barrier->warps & warp) && !barrier->again.warps) barrier->again = (DoubleArrival){header->index, place, barrier->generation, warp};
+  if (barrier->warps & warp && !barrier->again.warps) barrier->again = (DoubleArrival){header->index, place, warp};
   barrier->warps |= warp;
   barrier->vote.votes += vote.votes;
   barrier->vote.voters += vote.voters;

@@ -164,8 +164,8 @@ enum {
 };
 enum { BAR_ARRIVE, BAR_SYNC, BAR_RED_POPC, BAR_RED_AND, BAR_RED_OR };
 typedef struct Vote { int64_t votes, voters; } Vote;  // threads whose predicate holds, and all
-// A phase that a warp completed in which it, or another one, had arrived twice. All zeros: there was none.
-typedef struct DoubleArrival { int64_t warp, place, generation, warps; } DoubleArrival;  // warps: a mask of who arrived
+// The second arrival of a warp in one phase, and a mask of all that arrived in it. All zeros: there was none.
+typedef struct DoubleArrival { int64_t warp, place, warps; } DoubleArrival;
 typedef struct NamedBarrier {
   int64_t generation;              // that is incomplete
   int64_t expected, all_threads;   // threads that it needs; 1: all of the CTA, as long as they run

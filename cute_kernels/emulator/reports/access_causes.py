@@ -13,6 +13,7 @@ from cute_kernels.emulator.reports.evidence import (
     is_barrier,
     named_barrier,
     passed_at_once,
+    stores_shared,
 )
 
 # --- accesses too early: a stage that is not full yet -----------------------------------------------------------------
@@ -424,7 +425,7 @@ def _no_barrier(e: Evidence) -> Fields | None:
     writes = [
         each for each in e.instructions
         if each.parts[:3] in (("cp", "async", "wait_group"), ("cp", "async", "wait_all"))
-        or each.parts[0] in ("st", "stmatrix") and {"shared", "shared::cta"} & {*each.parts}
+        or stores_shared(each)
     ]  # fmt: skip
     if other is not None:
         lines = {each.line for each in other.instructions}

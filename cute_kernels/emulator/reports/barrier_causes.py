@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from cute_kernels.emulator.facts import Located, Moment, WarpName
-from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot, named_barrier
+from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot, named_barrier, stores_shared
 from cute_kernels.emulator.reports.model import Waiting
 
 # --- hangs -----------------------------------------------------------------------------------------------------------
@@ -150,9 +150,6 @@ def _at_named_barriers(e: Evidence) -> Fields | None:
     return {"waits": ", ".join(f"{e.who(warps)} at {place}" for place, warps in by_place.items())}
 
 
-_SHARED = {"shared", "shared::cta"}
-
-
 def _arrived_twice(e: Evidence) -> Fields | None:
     """An arrival of a warp was counted at a named barrier in place of one by a warp that has a part in the fault."""
     waits = {each.warp: named_barrier(each.instruction) for each in e.facts.waits if each.kind == "bar"}
@@ -164,7 +161,7 @@ def _arrived_twice(e: Evidence) -> Fields | None:
         if absent and (waits or len(absent) < len(sides)):
             return fields | {"absent": e.who(absent)}
         here = [x for x in e.instructions if named_barrier(x) in (each.number, -1)]
-        writes = [x for x in e.instructions if x.parts[0] in ("st", "stmatrix") and {*x.parts} & _SHARED]
+        writes = filter(stores_shared, e.instructions)
         if not absent and not waits and len(sides) == 1 and any(
             e.reaches(write, arrival, lambda _: False) for write in writes for arrival in here
         ):  # nobody has written what the warp reads, and somebody who comes to the barrier writes

@@ -314,6 +314,11 @@ def named_barrier(instruction: Located | None) -> int | None:
     return instruction.operands[0].value if isinstance(instruction.operands[0], Immediate) else -1
 
 
+def stores_shared(instruction: Located) -> bool:
+    """Whether it stores to shared memory of its CTA from registers."""
+    return instruction.parts[0] in ("st", "stmatrix") and not {"shared", "shared::cta"}.isdisjoint(instruction.parts)
+
+
 def is_barrier(instruction: Located) -> bool:
     """Whether a thread waits there for others, or arrives at a barrier."""
     parts = instruction.parts

@@ -59,8 +59,10 @@ def test_a_lane_that_arrives_for_its_warp_waits_for_the_other_lanes(
     assert found.help.startswith("a warp's barrier is missing: the lane of warp 1 that arrives at empty[0]")
 
 
-#: A sum over a CTA, with a barrier in some places: it reads what others have, writes its own, and reads again.
-STEPS = """
+def in_shared_memory(threads: int, body: str) -> str:
+    """A program of one CTA that has 128 ``cells`` in shared memory."""
+    lines = "\n    ".join(body.strip().splitlines())
+    return f"""
 import cutlass, torch
 from cutlass import cute
 from cutlass.cute.runtime import from_dlpack
@@ -68,62 +70,52 @@ from cutlass.cute.runtime import from_dlpack
 @cute.kernel
 def kernel(y: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
-    sums = cute.make_tensor(cute.arch.alloc_smem(cutlass.Int32, 128), cute.make_layout(128))
-    sums[thread] = thread
-    cute.arch.sync_threads()
-    if thread < 64:
-        mine = sums[thread + 64]
-        AHEAD
-        sums[thread] = mine + 1
-        BEHIND
-        if thread < 32:
-            y[thread] = sums[thread + 32]
-
-@cute.jit
-def host(y: cute.Tensor):
-    kernel(y).launch(grid=(1, 1, 1), block=(128, 1, 1))
-
-def main():
-    host(from_dlpack(torch.zeros(64, dtype=torch.int32, device="cuda")))
-"""
-MEET = "cute.arch.barrier(barrier_id=1, number_of_threads=64)"
-
-
-def test_a_barrier_between_a_write_and_one_of_several_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = report(STEPS.replace("AHEAD", "").replace("BEHIND", ""), "pipeline", tmp_path)
-    assert found is not None and found.kind == "shared-race"
-    assert found.help.startswith("a barrier is missing between the write at pipeline.py:15 and the read at "
-                                 "pipeline.py:18"), found.help  # fmt: skip
-    assert report(STEPS.replace("AHEAD", "").replace("BEHIND", MEET), "pipeline", tmp_path) is None
-
-
-#: One thread, or two of which each has cells of its own: it stores to the first of two cells and reads the second.
-SINGLE = """
-import cutlass, torch
-from cutlass import cute
-from cutlass.cute.runtime import from_dlpack
-
-@cute.kernel
-def kernel(y: cute.Tensor):
-    thread, _, _ = cute.arch.thread_idx()
-    cells = cute.make_tensor(cute.arch.alloc_smem(cutlass.Int32, 4), cute.make_layout(4))
-    first = 2 * thread + y[thread]
-    cells[first] = 7
-    y[thread] = cells[first + 1]
+    cells = cute.make_tensor(cute.arch.alloc_smem(cutlass.Int32, 128), cute.make_layout(128))
+    {lines}
 
 @cute.jit
 def host(y: cute.Tensor):
     kernel(y).launch(grid=(1, 1, 1), block=({threads}, 1, 1))
 
 def main():
-    host(from_dlpack(torch.zeros(4, dtype=torch.int32, device="cuda")))
+    host(from_dlpack(torch.zeros(64, dtype=torch.int32, device="cuda")))
+"""
+
+
+#: The first half of the threads reads what the second has written, writes its own, and half of these read again.
+STEPS = """
+cells[thread] = thread
+cute.arch.sync_threads()
+if thread < 64:
+    mine = cells[thread + 64]
+    cells[thread] = mine + 1
+    {behind}
+    if thread < 32:
+        y[thread] = cells[thread + 32]
+"""
+MEET = "cute.arch.barrier(barrier_id=1, number_of_threads=64)"
+
+
+def test_a_barrier_between_a_write_and_one_of_several_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = report(in_shared_memory(128, STEPS.format(behind="")), "pipeline", tmp_path)
+    assert found is not None and found.kind == "shared-race"
+    assert found.help.startswith("a barrier is missing between the write at pipeline.py:14 and the read at "
+                                 "pipeline.py:17"), found.help  # fmt: skip
+    assert report(in_shared_memory(128, STEPS.format(behind=MEET)), "pipeline", tmp_path) is None
+
+
+#: Each thread stores to the first of two cells of its own, and reads the second.
+SINGLE = """
+first = 2 * thread + y[thread]
+cells[first] = 7
+y[thread] = cells[first + 1]
 """
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_thread_that_is_alone_waits_for_nobody(threads: int, tmp_path: Path) -> None:
-    found = report(SINGLE.replace("{threads}", str(threads)), "pipeline", tmp_path)
+    found = report(in_shared_memory(threads, SINGLE), "pipeline", tmp_path)
     assert found is not None and found.kind == "uninitialised-read"
     words = "the CTA has one thread" if threads == 1 else "a barrier is missing between"
     assert found.help.startswith(words), found.help

@@ -85,7 +85,7 @@ class NamedBarriers:
                 each, warps = state.first_double, self.cta.warps
                 who = tuple(warp.label for index, warp in enumerate(warps) if found >> index & 1)
                 at = self.cta.cluster.instruction(each.place)
-                yield DoubleArrival(number, warps[each.warp].label, at, each.generation, who)
+                yield DoubleArrival(number, warps[each.warp].label, at, who)
 
     def make_room(self, number: int, new_point: Callable[[], Point] | None) -> None:
         """The core asks for it, and with detectors (``new_point``) for what passes order on."""
