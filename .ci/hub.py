@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cute_kernels"
 NAME, PYTHON_NAME, VERSION = "cute-kernels", "cute_kernels", 0
 LEFT_OUT = re.compile(
-    r"__main__|commands/|common/executors|dsl/layouts|emulator/|explore/([a-z]\w+\.py|notebooks/|sass/|tuning/(own|strategies))|"
+    r"__main__|commands/|common/executors|dsl/layouts|emulator/|explore/([a-z]\w+\.py|notebooks/|tuning/(own|strategies))|"
     r"models/([a-z]\w+\.py|siglip/)|pytest_plugin|testing/"
 )
 """Beginnings of paths in the package."""

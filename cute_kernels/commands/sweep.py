@@ -111,8 +111,7 @@ def run_merge(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_subject(parser: argparse.ArgumentParser) -> None:
-    """Adds what a command is about: a kernel, or a program and its arguments."""
+def _add_varied(parser: argparse.ArgumentParser, more: str, *, required: bool) -> None:
     parser.add_argument(
         "kernel",
         nargs="?",
@@ -123,10 +122,6 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
         "alone",
     )
     parser.add_argument("--arguments", default="", metavar="'ARGS'", help="other arguments of a program, as one word")
-
-
-def _add_varied(parser: argparse.ArgumentParser, more: str, *, required: bool) -> None:
-    add_subject(parser)
     parser.add_argument(
         "--vary", action="append", required=required, default=None if required else [], metavar="FIELD=VALUE,..",
         help="values of a field, may be repeated; 3-6 means 3,4,5,6. A program gets --FIELD=VALUE; semicolons separate "

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from cute_kernels.explore.sass.listing import kernels
 from cute_kernels.operations import compile
 from cute_kernels.plan import Plan, predict
 from cute_kernels.plan.base import Prediction
@@ -69,11 +68,14 @@ def assembled(plan: Plan) -> Facts:
     }
 
 
+_OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)", re.MULTILINE)
+"""Opcode, without modifiers, in a line of the disassembler, behind an address and perhaps a predicate."""
+
+
 def instruction_mix(plan: Plan) -> Facts:
     """Instructions in the machine code by opcode without its modifiers, and all of them: a count of text, not of time.
     Raises MissingExtra: the disassembler is not installed."""
-    found = kernels(compile.disassemble(compile.compile_plan(plan, emulated=True).cubin, "-hex"))
-    opcodes = collections.Counter(instruction.name for code in found.values() for instruction in code)
+    opcodes = collections.Counter(_OPCODE.findall(compile.disassemble(compile.compile_plan(plan, emulated=True).cubin)))
     return {"all": opcodes.total(), **dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))}
 
 

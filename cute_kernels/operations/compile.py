@@ -285,20 +285,13 @@ def resource_usage(cubin: bytes, kernel_name: str) -> Resources:
     return Resources(registers, stack, local, shared)
 
 
-def disassemble(code: bytes, *options: str) -> str:
-    """The machine code of a cubin, or of a fat binary with one, as text, by NVIDIA's `nvdisasm`, whose options
-    ``"-hex", "-gp"`` add the bytes of each instruction, and its line of PTX. Raises MissingExtra: the tool is
-    missing; ValueError: a fat binary without a cubin."""
+def disassemble(cubin: bytes) -> str:
+    """The machine code of a cubin as text, by NVIDIA's `nvdisasm`. Raises MissingExtra: the tool is missing."""
     program = _tool("nvdisasm", "the machine code of a kernel needs")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "code")
-        path.write_bytes(code)
-        if not code.startswith(b"\x7fELF"):
-            subprocess.run([cuobjdump(), "-xelf", "all", path.name], cwd=folder, capture_output=True, check=True)
-            path = next(Path(folder).glob("*.cubin"), None)
-            if path is None:
-                raise ValueError("the code that was loaded has no machine code in it")
-        return subprocess.run([program, "-c", *options, str(path)], capture_output=True, text=True, check=True).stdout
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([program, "-c", file.name], capture_output=True, text=True, check=True).stdout
 
 
 def cuobjdump() -> str:

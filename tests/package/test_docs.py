@@ -58,7 +58,7 @@ SIZES = {
     "docs/which_kernel.md": 5_750, "docs/caching.md": 3_250, "docs/performance.md": 12_900,
     # Explorers.
     "docs/explore.md": 4_650, "docs/profiling.md": 3_400, "docs/model.md": 5_950,
-    "docs/experiments.md": 6_750, "docs/sass.md": 2_700,
+    "docs/experiments.md": 6_750,
     # Contributors.
     "docs/architecture.md": 9_700, "docs/api/names.md": 2_000, "docs/dataflow.md": 7_350,
     "docs/contributing.md": 7_800, "docs/mutation.md": 4_250,
