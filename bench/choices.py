@@ -16,8 +16,9 @@ cuBLAS's: what torch calls, and the algorithms that cuBLASLt's heuristic propose
 the order in which shapes need them. A candidate that fails, or hangs, costs itself: timing goes on in a new process.
 
 ``--narrow`` draws BF16 shapes of few columns or few rows instead, where tiles and clusters matter most, and times tiles
-beside the chooser's that the model finds good for several of them. ``--images`` draws models of `patch_embed_images`
-and `patch_embed` (`bench.choices_images`); ``fit --images`` and ``regret --images`` take their files.
+beside the chooser's that the model finds good for several of them; ``--other-tiles`` times such tiles on BF16
+shapes of 64 rows or more. ``--images`` draws models of `patch_embed_images` and `patch_embed` (`bench.choices_images`);
+``fit --images`` and ``regret --images`` take their files.
 """
 
 from __future__ import annotations
@@ -177,6 +178,11 @@ def draw_narrow(seed: int, count: int) -> list[Shape]:
     return shapes
 
 
+def large_bf16(seed: int, count: int) -> list[Shape]:
+    """Those of `draw` in BF16 that have a tile of rows or more."""
+    return [shape for shape in draw(seed, count) if shape.kind == "bf16" and shape.problem.m >= 64]
+
+
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 
@@ -204,8 +210,8 @@ def more_candidates(problem: GemmProblem, arch: str = "sm_90a", sm_count: int = 
     return list(dict.fromkeys([make_plan(problem, arch=arch, sm_count=sm_count), *found[:110]]))
 
 
-def narrow_candidates(shapes: Sequence[Shape], arch: str = "sm_90a", sm_count: int = 132) -> list[list[Plan]]:
-    """Of each of `draw_narrow`'s: the chooser's ten most promising, and 30 in tiles that it does not have."""
+def other_candidates(shapes: Sequence[Shape], arch: str = "sm_90a", sm_count: int = 132) -> list[list[Plan]]:
+    """Of each shape the chooser's ten most promising, and 30 in tiles that it does not have."""
     found = (sm90.search_space(shape.problem, ARCHS[arch], sm_count) for shape in shapes)
     spaces = [sorted(space, key=sm90.modelled_clocks) for space in found]
     worth: Counter[tuple] = Counter()
@@ -223,11 +229,11 @@ def narrow_candidates(shapes: Sequence[Shape], arch: str = "sm_90a", sm_count: i
     return found
 
 
-def work(seed: int, count: int, narrow: bool = False) -> list[tuple[Shape, list[Plan]]]:
+def work(seed: int, count: int, narrow: bool = False, other_tiles: bool = False) -> list[tuple[Shape, list[Plan]]]:
     """Shapes in the order in which they are timed, and their candidates; last those that are out of reach."""
-    if narrow:
-        shapes = draw_narrow(seed, count)
-        return list(zip(shapes, narrow_candidates(shapes), strict=True))
+    if narrow or other_tiles:
+        shapes = draw_narrow(seed, count) if narrow else large_bf16(seed, count)
+        return list(zip(shapes, other_candidates(shapes), strict=True))
     last = [Shape(count + number, "bf16", problem) for number, problem in enumerate(OUT_OF_REACH)]
     return [
         *((shape, candidates(shape)) for shape in draw(seed, count)),
@@ -577,6 +583,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("--count", type=int, default=400, help="shapes that are drawn, if there is time for all")
         kinds = command.add_mutually_exclusive_group()
         kinds.add_argument("--narrow", action="store_true", help="shapes of few columns or few rows")
+        kinds.add_argument("--other-tiles", action="store_true", help="those of BF16 in tiles that no choice has yet")
         kinds.add_argument("--images", action="store_true", help="`patch_embed_images` and `patch_embed`")
         kinds.add_argument("--passes", action="store_true", help="images that a pass lays out: eight, none drawn")
     timing.add_argument("--seconds", type=float, default=400)
@@ -595,7 +602,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.images:
             shapes = choices_images.work(args.seed, args.count)
         else:
-            shapes = work(args.seed, args.count, args.narrow)
+            shapes = work(args.seed, args.count, args.narrow, args.other_tiles)
         if args.command == "compile":
             return compiled(kernels(shapes)).wait()
         measure(Files(args.output), shapes, args.seconds, args.peers)

@@ -9,6 +9,7 @@ import types
 from collections import Counter
 from unittest import mock
 
+import pytest
 import torch
 
 from bench import choices, choices_fit
@@ -36,9 +37,13 @@ def test_candidates_are_legal_and_the_choice_is_the_first() -> None:
             assert make_plan(shape.problem, plan.config, "sm_90a") == plan
 
 
-def test_narrow_shapes_are_timed_in_tiles_that_the_chooser_does_not_have() -> None:
-    work = choices.work(7, 10, narrow=True)
-    assert [shape.problem.n < 600 for shape, _ in work] == [True, True, True, False, False] * 2
+@pytest.mark.parametrize("narrow", [True, False])
+def test_shapes_are_timed_in_tiles_that_the_chooser_does_not_have(narrow: bool) -> None:
+    work = choices.work(7, 10 if narrow else 35, narrow=narrow, other_tiles=not narrow)
+    if narrow:
+        assert [shape.problem.n < 600 for shape, _ in work] == [True, True, True, False, False] * 2
+    else:
+        assert 5 < len(work) < 35 and all(shape.kind == "bf16" and shape.problem.m >= 64 for shape, _ in work)
     others = Counter()
     for shape, plans in work:
         assert plans[0] == make_plan(shape.problem, arch="sm_90a") and len(plans) == len(set(plans)) <= 41
