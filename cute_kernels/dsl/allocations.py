@@ -9,6 +9,7 @@ that.
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import itertools
 import json
 import math
@@ -110,7 +111,8 @@ def _operations(module: Any) -> Iterator[Any]:
 
 
 def _of_kernel(kernel: Any) -> Allocations:
-    found = [op for op in _inside(kernel) if op.name in (_STATIC, _DYNAMIC, _WHOLE) and " smem" in _type(op)]
+    inside = [op for op in _inside(kernel) if op.name in (_STATIC, _DYNAMIC, _WHOLE, _VIEW)]
+    found = [op for op in inside if op.name != _VIEW and " smem" in _type(op)]
     static, whole = ([op for op in found if op.name == name] for name in (_STATIC, _WHOLE))
     dynamic = sorted((op for op in found if op.name == _DYNAMIC), key=_partition)
     known = _OVERLAYS not in kernel.attributes and not whole
@@ -118,8 +120,9 @@ def _of_kernel(kernel: Any) -> Allocations:
     arrays = _laid_out(dynamic) if known else ()
     firsts = {op: array.first for op, array in zip(dynamic, arrays)} if not whole else dict.fromkeys(whole, 0)
     numbers = {op: number for number, op in enumerate(static)}
-    pointers = _Pointers([(numbers.get(op), 0 if op in numbers else firsts.get(op)) for op in found])
-    text = kernel.get_asm(enable_debug_info=True, use_local_scope=True)
+    starts = [(numbers.get(op), 0 if op in numbers else firsts.get(op)) for op in found]
+    pointers = _Pointers(starts, [op.location for op in inside if op.name == _VIEW])
+    text = kernel.get_asm(enable_debug_info=False)  # places of all operations are seven times as long
     views = tuple(view for line in text.splitlines() if (view := pointers.view(line)) is not None)
     return Allocations(name, _numbered(static), arrays, "smem.config_smem_size" in kernel.attributes, views)
 
@@ -127,17 +130,20 @@ def _of_kernel(kernel: Any) -> Allocations:
 class _Pointers:
     """Pointers of a kernel by their names in its text: bindings would make new operations of each tensor."""
 
-    def __init__(self, starts: Iterable[tuple[int | None, int | None]]) -> None:
-        self._starts, self._known = iter(starts), dict[str, tuple[int | None, str, int, int]]()
+    def __init__(self, starts: Iterable[tuple[int | None, int | None]], locations: Iterable[Any]) -> None:
+        self._starts, self._locations = iter(starts), iter(locations)
+        self._known = dict[str, tuple[int | None, str, int, int]]()
 
     def view(self, line: str) -> View | None:
         """Takes the next line of the text: the tensor that it makes, if it is known where it lies."""
         found = _OPERATION.match(line)
-        if found is None or "mem" not in line:
+        if found is None:
             return None
         name, operation, operand = found.groups()
-        # Behind " loc(" stands the program's own line, which may name its variable smem.
-        if operation in (_STATIC, _DYNAMIC, _WHOLE) and " smem" in line.partition(" loc(")[0]:
+        location = next(self._locations) if operation == _VIEW else None
+        if "mem" not in line:
+            return None
+        if operation in (_STATIC, _DYNAMIC, _WHOLE) and " smem" in line:
             array, first = next(self._starts)
             if first is not None:
                 self._known[name] = array, "shared", first, 0
@@ -150,7 +156,7 @@ class _Pointers:
         elif operation == _MOVES_ON:
             self._move(name, line, *self._known[operand])
         elif operation == _VIEW:
-            return _tensor(line, *self._known[operand])
+            return _tensor(line, location, *self._known[operand])
         return None
 
     def _move(self, name: str, line: str, array: int | None, space: str, first: int, step: int) -> None:
@@ -164,13 +170,13 @@ class _Pointers:
         self._known[name] = array, space, first + int(int(number or 0) * unit), step
 
 
-def _tensor(line: str, array: int | None, space: str, first: int, step: int) -> View | None:
+def _tensor(line: str, location: Any, array: int | None, space: str, first: int, step: int) -> View | None:
     """The tensor that a line makes; None of what one thread loads or stores."""
     kind = _TENSOR.search(line)
     if kind is None or step and sum(int(extent) > 1 for extent in _EXTENT.findall(kind[3].partition(":")[0])) < 2:
         return None
     element, swizzle, layout = kind.groups()
-    return View(array, space, first, step, element, swizzle or "", layout, _places(line[line.rindex(" loc(") + 1 :]))
+    return View(array, space, first, step, element, swizzle or "", layout, _places(location))
 
 
 def _inside(operation: Any) -> Iterator[Any]:
@@ -246,28 +252,51 @@ def call_sites() -> Iterator[None]:
         return
     from cutlass._mlir import ir
 
-    known: dict[tuple[int, int], tuple[Any, str]] = {}  # by code and instruction; codes live as long as their numbers
+    running = _Callers(op)
 
     def with_callers(location: Any) -> Any:
         if location is None:
             return None
-        callers = list(_callers(op, known))[1:]
+        callers = running.of(sys._getframe(1))[1:]
         return ir.Location.name(f"called at {'|'.join(callers)}", childLoc=location) if callers else location
 
     with op.loc_transform(with_callers):
         yield
 
 
-def _callers(op: Any, known: dict[tuple[int, int], tuple[Any, str]]) -> Iterator[str]:
-    """Calls of the program's functions that are running, up to the kernel."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name != "kernel_wrapper":
-        call = id(frame.f_code), frame.f_lasti
-        if call not in known:
-            known[call] = frame.f_code, _call(op, frame)
-        if known[call][1]:
-            yield known[call][1]
-        frame = frame.f_back
+class _Callers:
+    """Calls of the program's functions that are running, up to the kernel, the innermost first.
+
+    Thousands of operations ask, deep in CuTe DSL's functions. Above a function that has been running since the last
+    operation nothing has changed; a generator may have been left, and resumed by another.
+    """
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+        self._calls: dict[tuple[int, int], tuple[Any, str]] = {}  # codes live as long as their numbers
+        self._above: dict[types.FrameType, tuple[str, ...]] = {}  # frames of the last operation, the outermost first
+
+    def of(self, frame: types.FrameType | None) -> tuple[str, ...]:
+        entered = []
+        while frame is not None and frame.f_code.co_name != "kernel_wrapper":
+            if frame in self._above and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+                break
+            entered.append(frame)
+            frame = frame.f_back
+        while self._above and next(reversed(self._above)) is not frame:
+            self._above.popitem()
+        callers = self._with_call(frame, self._above[frame]) if self._above else ()
+        for frame in reversed(entered):
+            self._above[frame] = callers
+            callers = self._with_call(frame, callers)
+        return callers
+
+    def _with_call(self, frame: types.FrameType, callers: tuple[str, ...]) -> tuple[str, ...]:
+        place = id(frame.f_code), frame.f_lasti
+        if place not in self._calls:
+            self._calls[place] = frame.f_code, _call(self._op, frame)
+        call = self._calls[place][1]
+        return (call, *callers) if call else callers
 
 
 def _is_framework(op: Any, frame: types.FrameType) -> bool:
