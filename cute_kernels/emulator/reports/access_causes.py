@@ -237,12 +237,29 @@ def _released(e: Evidence) -> Fields | None:
         user, used = "who uses it", arrivals
     return {"empty": e.name(wait.place), "at": e.lines(arrivals), "arrived": e.who(each.warp for each in arrivals),
             "user": user, "used": bool(used), "count": e.state(wait.place).expected,
-            "read": other.verb == "read", "lanes": other.verb == "read" and _leaves_lanes(e, used)}  # fmt: skip
+            "read": other.verb == "read", "lanes": other.verb == "read" and _leaves_lanes(e, used),
+            "over": bool(used) and all(_waits_for_reads(e, each) for each in used)}  # fmt: skip
+
+
+def _waits_for_reads(e: Evidence, arrival: Moment) -> bool:
+    """Whether MMAs that stand in front of an arrival are over when it counts."""
+    reads, signal = e.facts.other.instructions, arrival.instruction
+    if signal is None or not reads or any(each.parts[:2] not in _MMAS for each in reads):
+        return False
+    if reads[0].parts[0] == "tcgen05":
+        return "commit" in signal.parts
+    return not any(e.reaches(read, signal, _waits_for_wgmmas) for read in reads)
+
+
+def _waits_for_wgmmas(each: Located) -> bool:
+    return each.parts[:2] == ("wgmma", "wait_group") and each.text.rstrip("; ").endswith(" 0")
 
 
 def _leaves_lanes(e: Evidence, arrivals: list[Moment]) -> bool:
     """Whether one lane arrives behind the reads of its warp, and nothing has it wait for the other lanes."""
     reads, signals = e.facts.other.instructions, [each.instruction for each in arrivals]
+    if any(each.parts[0] not in ("ld", "ldmatrix") for each in reads):
+        return False  # it goes on behind the lanes
     lanes = sum(each.amount for each in arrivals if each.phase == arrivals[0].phase) if arrivals else _LANES
     behind = None not in signals and all(a.line > read.line for a in signals for read in reads)
     return lanes < _LANES and behind and any(e.reaches(read, a, _is("bar", "warp")) for a in signals for read in reads)
@@ -304,7 +321,9 @@ def _sums_overwritten(e: Evidence) -> Fields | None:
     room = [each for each in e.did("wait", warp=other.warp) if passed_at_once(each) or each.place in back]
     last = room[-1] if room else wait
     return {"full": e.name(wait.place), "at": e.lines(commits), "room": bool(room), "empty": e.name(last.place),
-            "wait": e.line(last.instruction)}  # fmt: skip
+            "wait": e.line(last.instruction),
+            "commits": any(each.instruction is None or "commit" in each.instruction.parts
+                           for each in commits)}  # fmt: skip
 
 
 def _columns_not_free(e: Evidence) -> Fields | None:
@@ -337,8 +356,8 @@ _NEVER: Callable[[Located], bool] = lambda each: False  # noqa: E731
 def _groups(e: Evidence, prefix: tuple[str, ...]) -> Fields | None:
     """An operation of a group that is in flight: which of its commit and its wait is missing, or leaves it so.
 
-    ``copy`` has no commit in front of a wait, or ``wait`` leaves the latest ``number`` groups in flight; ``direct``:
-    the instruction of the error is reached from the copy without a wait as well.
+    ``copy`` has no commit in front of a wait, or ``wait`` leaves the latest ``number`` groups in flight; ``skips``:
+    the instruction of the error is reached from the copy without a wait as well, or the next wait without a commit.
     """
     other = e.facts.other
     start = other.instructions[0] if other is not None and other.instructions else None
@@ -370,8 +389,9 @@ def _groups(e: Evidence, prefix: tuple[str, ...]) -> Fields | None:
     found = {"copy": e.line(start), "which": "" if waits else "wait", "commit": e.line(commit),
              "barrier": "" if alone else ", and behind it the barrier of all who go on"}  # fmt: skip
     if most := max(numbers, default=0):
-        direct = e.reaches(start, e.at_fault, is_wait)
-        found |= {"which": "number", "number": most, "wait": e.line(numbers[most]), "direct": direct}
+        wait = numbers[most]
+        skips = e.reaches(start, e.at_fault, is_wait) or e.reaches(wait, wait, is_commit)
+        found |= {"which": "number", "number": most, "wait": e.line(wait), "skips": skips}
     return found
 
 
@@ -398,7 +418,7 @@ def _group_rows(kinds: tuple[str, ...], prefix: tuple[str, ...], commit: str, wa
               "{copy}{barrier}", when=lambda found: found["which"] == "wait"),
         Cause(kinds, holds, f"{leaves}: a smaller number, with a group committed in every step, also an empty one; or "
               "the stage that {copy} fills, or the one that {here} reads, is not the one of this step",
-              when=lambda found: found["which"] == "number" and found["direct"]),
+              when=lambda found: found["which"] == "number" and found["skips"]),
         Cause(kinds, holds, leaves + ": a smaller number, or the index at {here} is that of a later step",
               when=lambda found: found["which"] == "number"),
     )  # fmt: skip
@@ -596,6 +616,34 @@ def _copy_unheard(e: Evidence) -> Fields | None:
     return None if heard else {"full": e.name(last.place)}
 
 
+def _freed(e: Evidence) -> Fields | None:
+    """A tcgen05.dealloc of what is not allocated, and where else its warp may have freed it."""
+    here = e.at_fault
+    allocs = [each for each in e.instructions if each.parts[:2] == ("tcgen05", "alloc")]
+    if here is None or here.parts[:2] != ("tcgen05", "dealloc") or not allocs:
+        return None
+    others = [each for each in e.instructions if each.parts[:2] == here.parts[:2] and each.line != here.line]
+    before = [e.line(each) for each in others if e.reaches(each, here, _NEVER)]
+    return {"alloc": e.line(allocs[0]), "before": f", since {before[-1]}" if before else "",
+            "nothing": e.error.message.endswith("nothing")}  # fmt: skip
+
+
+def _past_shared(e: Evidence) -> Fields | None:
+    """Bytes behind the last array of shared memory that ends in front of them."""
+    memory = e.facts.memory
+    if memory is None or memory.space != "shared":
+        return None
+    before = [each for each in e.arrays if each.name and each.first + each.nbytes <= memory.first]
+    array = max(before, key=lambda each: each.first + each.nbytes, default=None)
+    byte = memory.first - array.first if array is not None else 0
+    return {"array": array.name, "nbytes": f"{array.nbytes:,}", "byte": f"{byte:,}"} if array is not None else None
+
+
+def _at_one_barrier(e: Evidence) -> Fields | None:
+    number = named_barrier(e.at_fault)
+    return {"number": number} if number is not None and number >= 0 and e.facts.other is not None else None
+
+
 def _beside_other_warps(e: Evidence) -> Fields | None:
     """The CTA has several warps: this one came first to what may be a fault between them, too."""
     launch = e.error.launch
@@ -607,6 +655,7 @@ def _says(*words: str) -> Callable[[Evidence], Fields | None]:
 
 
 _LANES = 32
+_MMAS = ("tcgen05", "mma"), ("wgmma", "mma_async")
 _EARLY = ("unfinished-copy", "shared-race")
 _IN_USE = ("stage-in-use", "shared-race")
 
@@ -686,6 +735,9 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(_IN_USE, _released, "a warp's barrier is missing: the lane of {user} that arrives at {empty} at {at} does "
           "not wait for the reads of the other lanes at {use}: cute.arch.sync_warp() between the two",
           when=lambda found: found["lanes"]),
+    Cause(_IN_USE, _released, "stages differ: {use} reads a stage that {arrived} has handed back by {empty} at {at}, "
+          "behind all reads that were issued before: the index of the operand, of the wait in front of it and of the "
+          "arrival behind it have to be the same", when=lambda found: found["over"]),
     Cause(_IN_USE, _released, "the release comes too early: {empty} at {at}, by {arrived}, before the reads "
           "at {use} are over: arrive behind the last of them (of wgmma behind warpgroup.wait_group(0); of tcgen05.mma "
           "by tcgen05.commit)", when=lambda found: found["read"]),
@@ -702,6 +754,8 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(("tensor-race",), _sums_overwritten, "{who} has waited for {full}, which {by} commits at {at}; the MMAs "
           "behind that commit write over what it still reads: {by} waits, before the first MMA of a tile, for an "
           "mbarrier on which all who read the accumulator arrive", when=lambda found: not found["room"]),
+    Cause(("tensor-race",), _sums_overwritten, "{by} arrives at {full} at {at}, which does not wait for the MMAs at "
+          "{use}: tcgen05.commit to this mbarrier in its place", when=lambda found: not found["commits"]),
     Cause(("tensor-race",), _sums_overwritten, "stages differ, or a parity is wrong: {by} waits for {empty} at {wait}, "
           "writes sums at {use} and commits them to {full} at {at}, and {who} reads at {here} behind its wait for "
           "{full}: all of these have to be of the same stage"),
@@ -754,6 +808,15 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(("shared-race",), _generic_stages, "{who} has waited for {full}, which is signalled at {signals}; the write "
           "at {use} is not in front of that signal, or is meant for another stage than {stage}: write first, then "
           "arrive, at the mbarrier of the same stage", when=lambda found: found["late"]),
+    Cause(("illegal-access",), _freed, "the columns are free already{before}: the warp that allocated them at "
+          "{alloc} calls tcgen05.dealloc once, and no other warp does", when=lambda found: found["nothing"]),
+    Cause(("illegal-access",), _freed, "tcgen05.dealloc takes the address and the number of columns of the "
+          "tcgen05.alloc at {alloc}: an allocation is freed as a whole"),
+    Cause(("out-of-bounds",), _past_shared, "{array} has {nbytes} bytes, and {here} accesses byte {byte}: an index or "
+          "a stage is too large, or alloc_smem has to give more"),
+    Cause(("arrival-early",), _at_one_barrier, "{by} comes to named barrier {number} at {use}, and nothing tells it "
+          "that the phase of {who} at {here} is over: warps that do not wait for each other have barriers with ids of "
+          "their own"),
     Cause(("exit-in-use",), _says("never waited for it"), "cp_async_bulk_wait_group(0, read=True) by the thread that "
           "stored at {here}, before it ends"),
     Cause(("exit-in-use",), _copy_unheard, "nobody waits for the last bytes that the copy at {here} brings to its own "

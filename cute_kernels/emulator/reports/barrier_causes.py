@@ -133,7 +133,9 @@ def _waits_elsewhere(e: Evidence) -> Fields | None:
             signals = [each for each in signals if each.operation == "deliver"] or signals
             others = [w for each in there for w in _labels(each) if w not in {signal.warp for signal in signals}]
             alone = len(e.stages(place)) == len(e.stages(spot)) and e.untouched(spot) and not state.tx
-            if (len(sites) > 1 or alone) and others:
+            # Who has yet to pass its first wait may be the one that waits there later.
+            fresh = [w for w in e.facts.waits if w.warp not in others and not e.did("wait", warp=w.warp)]
+            if (len(sites) > 1 or alone) and others and not fresh:
                 return {"who": e.who(others), "at": " and ".join(at for at, warp in sites.items() if warp in others),
                         "here": e.name(spot), "there": e.name(place), "signals": e.lines(signals)}  # fmt: skip
     return None
@@ -260,13 +262,13 @@ def _multicast_elsewhere(e: Evidence) -> Fields | None:
 
 def _first_parity(e: Evidence) -> Fields | None:
     waits = _at_barriers(e)
+    acted = {each.warp for each in (*e.did("arrive"), *e.did("deliver"))}
     first = [
         (waiting, spot) for waiting, spot in waits
-        if waiting.phase == 0 and e.untouched(spot) and not _was_here(e, waiting, spot)
+        if waiting.phase == 0 and e.untouched(spot) and not acted & set(_labels(waiting))
     ]  # fmt: skip
     if len({spot[1] for _, spot in first}) < 2:
         return None
-    acted = {each.warp for each in (*e.did("arrive"), *e.did("deliver"))}
     if any(not acted & set(_labels(each[0])) for each in waits if each not in first):
         return None
     waits = [wait for wait in e.facts.waits if wait.instruction is not None]
@@ -457,6 +459,19 @@ def _too_many_at_once(e: Evidence) -> Fields | None:
     if found is None or found[1] or state.pending != state.expected:
         return None
     return e.about(found[0])
+
+
+def _lanes_signal(e: Evidence) -> Fields | None:
+    """One instruction has signalled an mbarrier several times in a row: each lane does, and each completes a phase."""
+    state = e.facts.barrier
+    spot = (state.cta, state.offset) if state is not None else None
+    arrivals = e.did("arrive", spot) if spot is not None else []
+    for each in arrivals[:1]:
+        mine = [done for done in e.moments if done.warp == each.warp]
+        row = mine[mine.index(each) :][: 2 * state.expected + 1]
+        if len(row) > 2 and {(done.place, done.instruction) for done in row} == {(spot, each.instruction)}:
+            return e.about(spot) | {"by": e.who([each.warp]), "at": e.line(each.instruction)}
+    return None
 
 
 def _others_arrived(e: Evidence) -> Fields | None:
@@ -670,9 +685,11 @@ BARRIERS: tuple[Cause, ...] = (
     Cause(("extra-arrivals",), _too_many_at_once, "the count of {here} is too low: mbarrier_init at {init} gives "
           "{count}, and more threads of {who} arrive at {at}: the number of all threads that arrive, or one of each "
           "warp arrives (elect_one)"),
+    Cause(("phase-missed", "phase-overrun"), _lanes_signal, "all lanes of {by} arrive at {here} at {at}, and "
+          "mbarrier_init at {init} counts {count}: one lane arrives (elect_one)"),
     Cause(("extra-arrivals",), _arrives_again, "{who} has arrived at {here} in this phase already, at {at}: it has "
-          "come round the ring without waiting for the stage to be free. A producer waits for the stage's empty "
-          "mbarrier before it announces bytes again"),
+          "come round the ring without waiting for the stage to be free, or several of its lanes arrive (elect_one). A "
+          "producer waits for the stage's empty mbarrier before it announces bytes again"),
     Cause(("extra-arrivals",), _others_arrived, "{warp} arrives at {here} behind the arrivals of {who} ({at}), and "
           "mbarrier_init at {init} counts {count}: count all who arrive, or let one of them do it"),
     Cause((*_PHASES, "tensor-race"), _released_unwaited, "stages differ: {who} has waited for {waited} at {wait} and "

@@ -21,6 +21,19 @@ Spot = tuple[int, int]
 Fields = dict[str, object]
 
 
+def kept(function: Callable) -> Callable:
+    """A function of evidence, and of what can be a key, that is computed once for each of these."""
+
+    @functools.wraps(function)
+    def found(e: Evidence, *key: object) -> object:
+        values = e.known.setdefault(function, {})
+        if key not in values:
+            values[key] = function(e, *key)
+        return values[key]
+
+    return found
+
+
 @dataclass(frozen=True)
 class Cause:
     """A row of the table of causes."""
@@ -80,20 +93,15 @@ class Evidence:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
+    @kept
     def line(self, instruction: Located | None) -> str:
         """Where an instruction stands: "program.py:7"."""
         if instruction is None:
             return "a place that is not known"
-        if instruction.line not in self._lines:
-            place = self.place(instruction)
-            source = place.inlined_at or place.source
-            where = f"{short_path(source.path)}:{source.line}" if source is not None else ""
-            self._lines[instruction.line] = where or f"PTX line {instruction.line}"
-        return self._lines[instruction.line]
-
-    @functools.cached_property
-    def _lines(self) -> dict[int, str]:
-        return {}
+        place = self.place(instruction)
+        source = place.inlined_at or place.source
+        where = f"{short_path(source.path)}:{source.line}" if source is not None else ""
+        return where or f"PTX line {instruction.line}"
 
     def lines(self, moments: Iterable[Moment]) -> str:
         """Where operations stand."""
@@ -129,22 +137,14 @@ class Evidence:
     def _states(self) -> dict[Spot, BarrierState]:
         return {(each.cta, each.offset): each for each in reversed(self.facts.past.barriers)}
 
-    def stages(self, spot: Spot) -> list[int]:
-        """Offsets of the mbarriers of the same array and purpose: some arrays have full and empty ones."""
-        if spot not in self._stages:
-            self._stages[spot] = self._find_stages(spot)
-        return self._stages[spot]
-
     @functools.cached_property
-    def known(self) -> dict[str, dict]:
+    def known(self) -> dict[object, dict]:
         """Findings of rows, kept for the others."""
         return {}
 
-    @functools.cached_property
-    def _stages(self) -> dict[Spot, list[int]]:
-        return {}
-
-    def _find_stages(self, spot: Spot) -> list[int]:
+    @kept
+    def stages(self, spot: Spot) -> list[int]:
+        """Offsets of the mbarriers of the same array and purpose: some arrays have full and empty ones."""
         state = self.state(spot)
         key = self.purpose(state) if state is not None else ("",)
         if not key[0]:
@@ -159,16 +159,10 @@ class Evidence:
                     found.append(each.offset)
         return sorted(found)
 
+    @kept
     def purpose(self, state: BarrierState) -> tuple[str, int, str]:
         """Array, count and line of initialisation: the same for all of a purpose."""
-        spot = state.cta, state.offset
-        if spot not in self._purposes:
-            self._purposes[spot] = self.title(state).rpartition("[")[0], state.expected, self.line(state.init)
-        return self._purposes[spot]
-
-    @functools.cached_property
-    def _purposes(self) -> dict[Spot, tuple[str, int, str]]:
-        return {}
+        return self.title(state).rpartition("[")[0], state.expected, self.line(state.init)
 
     def _uses(self, state: BarrierState) -> tuple[bool | None, set[str]]:
         """Whether bytes were announced or came there (None: nothing has happened), and who waited for it."""

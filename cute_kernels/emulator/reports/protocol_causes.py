@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cute_kernels.emulator.facts import Moment
-from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot, passed_at_once
+from cute_kernels.emulator.reports.evidence import Cause, Evidence, Fields, Spot, kept, passed_at_once
 
 _CLASSES = {"wait": "waits for", "timeout": "waits for", "announce": "announces bytes at", "deliver": "copies for",
             "arrive": "arrives at"}  # fmt: skip
@@ -22,15 +22,9 @@ Ring = tuple[int, tuple[int, ...]]
 """CTA, and offsets of the mbarriers of an array in its shared memory."""
 
 
+@kept
 def _ring(e: Evidence, spot: Spot) -> Ring:
     """The mbarriers of the same array, count and line of initialisation."""
-    rings = e.known.setdefault("rings", {})
-    if spot not in rings:
-        rings[spot] = _find_ring(e, spot)
-    return rings[spot]
-
-
-def _find_ring(e: Evidence, spot: Spot) -> Ring:
     state = e.state(spot)
     purpose = e.purpose(state) if state is not None else ("",)
     if not purpose[0]:
@@ -39,36 +33,33 @@ def _find_ring(e: Evidence, spot: Spot) -> Ring:
     return spot[0], tuple(sorted(each.offset for each in alike))
 
 
+@kept
 def _tours(e: Evidence) -> dict[tuple[str, str, Ring], list[Moment]]:
     """Operations of each warp at each ring, by class, in order; several in a row for one stage are one."""
-    if "tours" not in e.known:
-        tours: dict[tuple[str, str, Ring], list[Moment]] = {}
-        state, moments = e.facts.barrier, list(e.moments)
-        if e.facts.phase >= 0 and state is not None:
-            spot = state.cta, state.offset
-            moments.append(Moment("wait", spot, state.phase, e.facts.phase & 1, e.warp, e.at_fault))
-        for each in moments if e.facts.past.whole else ():
-            if each.warp and each.instruction is not None:
-                announces = "expect_tx" in each.instruction.parts and each.operation == "arrive"
-                what = _CLASSES["announce" if announces else each.operation]
-                tour = tours.setdefault((each.warp, what, _ring(e, each.place)), [])
-                waits = each.operation in ("wait", "timeout")
-                again = (
-                    bool(tour)
-                    and tour[-1].place == each.place
-                    and (
-                        tour[-1].operation == "timeout"
-                        and tour[-1].amount == each.amount
-                        or (waits and e.line(tour[-1].instruction) != e.line(each.instruction) or not waits)
-                        and tour[-1].phase == each.phase
-                    )
-                )
-                if again:
-                    tour[-1] = each
-                else:
-                    tour.append(each)
-        e.known["tours"] = tours
-    return e.known["tours"]
+    tours: dict[tuple[str, str, Ring], list[Moment]] = {}
+    state, moments = e.facts.barrier, list(e.moments)
+    if e.facts.phase >= 0 and state is not None:
+        spot = state.cta, state.offset
+        moments.append(Moment("wait", spot, state.phase, e.facts.phase & 1, e.warp, e.at_fault))
+    for each in moments if e.facts.past.whole else ():
+        if not each.warp or each.instruction is None:
+            continue
+        announces = "expect_tx" in each.instruction.parts and each.operation == "arrive"
+        what = _CLASSES["announce" if announces else each.operation]
+        tour = tours.setdefault((each.warp, what, _ring(e, each.place)), [])
+        if tour and tour[-1].place == each.place and _again(e, tour[-1], each):
+            tour[-1] = each
+        else:
+            tour.append(each)
+    return tours
+
+
+def _again(e: Evidence, last: Moment, each: Moment) -> bool:
+    """Whether an operation at an mbarrier is for the same turn as the last one of its warp there."""
+    if last.operation == "timeout" and last.amount == each.amount:
+        return True
+    waits = each.operation in ("wait", "timeout")
+    return last.phase == each.phase and not (waits and e.line(last.instruction) == e.line(each.instruction))
 
 
 @dataclass(frozen=True)
@@ -91,36 +82,44 @@ class _Tour:
         return divmod(self.first + number * self.by, len(self.ring[1]))
 
 
+@kept
 def _planned(e: Evidence) -> list[_Tour]:
     """All tours of warps that go round a ring one stage after the other, or take turns at that.
 
     A ring may have an mbarrier for each warp. Not those of warps that take turns at a single mbarrier.
     """
-    if "planned" not in e.known:
-        found, classes = [], {}
-        for (warp, does, ring), moments in _tours(e).items():
-            classes.setdefault((does, ring), []).append((warp, moments))
-        for (does, ring), tours in classes.items():
-            count = len(ring[1])
-            stages = {warp: [ring[1].index(each.place[1]) for each in moments] for warp, moments in tours}
-            steps = {(b - a) % count for path in stages.values() for a, b in zip(path, path[1:])}
-            several = len({path[0] for path in stages.values()}) > 1
-            if count == 1 and len({moments[0].amount for _, moments in tours}) > 1:
-                continue
-            by = 1
-            if several and steps <= {0}:
-                by = count
-            elif len(steps) == 1 and steps.isdisjoint({0, 1}):
-                (by,) = steps
-            for warp, moments in tours:
-                found.append(_Tour(warp, does, ring, moments, stages[warp][0] if by > 1 else 0, by))
-        e.known["planned"] = found
-    return e.known["planned"]
+    found, classes = [], {}
+    for (warp, does, ring), moments in _tours(e).items():
+        classes.setdefault((does, ring), []).append((warp, moments))
+    for (does, ring), tours in classes.items():
+        count = len(ring[1])
+        stages = {warp: [ring[1].index(each.place[1]) for each in moments] for warp, moments in tours}
+        steps = {(b - a) % count for path in stages.values() for a, b in zip(path, path[1:])}
+        several = len({path[0] for path in stages.values()}) > 1
+        if count == 1 and len({moments[0].amount for _, moments in tours}) > 1:
+            continue
+        by = 1
+        if several and steps <= {0}:
+            by = count
+        elif len(steps) == 1 and steps.isdisjoint({0, 1}):
+            (by,) = steps
+        for warp, moments in tours:
+            found.append(_Tour(warp, does, ring, moments, stages[warp][0] if by > 1 else 0, by))
+    return found
 
 
 def _first_astray(tour: _Tour) -> int | None:
     """Where a warp is at another stage than that whose turn it is; None: nowhere."""
     return next((at for at in range(len(tour.moments)) if tour.stage(at) != tour.due(at)[1]), None)
+
+
+def _shares_turns(e: Evidence, tour: _Tour) -> bool:
+    """Whether other warps have a part in phases of a ring that a warp leaves out, as consumers that take turns do."""
+    seen = {each.warp: {(done.place, done.phase) for done in each.moments
+                        if done.operation != "timeout" and (done.operation, done.phase) != ("wait", 0)}
+            for each in _planned(e) if (each.does, each.ring, each.by) == (tour.does, tour.ring, 1)}  # fmt: skip
+    mine = seen.get(tour.warp, set())
+    return bool(mine) and any(theirs and mine.isdisjoint(theirs) for theirs in seen.values())
 
 
 def _stage_astray(e: Evidence) -> Fields | None:
@@ -133,6 +132,8 @@ def _stage_astray(e: Evidence) -> Fields | None:
         here = [tour for tour in tours if tour.ring[1] == ring[1] and not (strays and tour.does == "copies for")]
         if len(ring[1]) < 2 or all(len({each.place for each in tour.moments}) < 2 for tour in here):
             continue  # nobody goes round it
+        if any(_shares_turns(e, tour) for tour in here):
+            continue
         waiters = {tour.warp for tour in here if tour.does == "waits for"}
         if any(tour.does == "arrives at" and tour.warp in waiters for tour in here) and announced & {*ring[1]}:
             continue  # copies signal it, and who waits for it does, too
@@ -153,7 +154,7 @@ def _stage_astray(e: Evidence) -> Fields | None:
 def _parity_astray(e: Evidence) -> Fields | None:
     """A wait whose parity is not the one that its warp's waits before it lead to."""
     for tour in _planned(e):
-        if tour.does != "waits for":
+        if tour.does != "waits for" or _shares_turns(e, tour):
             continue
         first = tour.moments[0].amount ^ tour.due(0)[0] & 1
         turns: dict[int, int] = {}  # by stage, of a warp that is not where it should be

@@ -35,7 +35,8 @@ ARCHITECTURES = {
     "linear_sm90": "sm_90a", "gemm_sm80": "sm_80", "multicast_sm100": "sm_100a",
     "attention_sm90": "sm_90a", "chain_sm100": "sm_100a", "cluster_sums": "sm_90a", "double_sm80": "sm_80",
     "tickets_sm90": "sm_90a", "turns_sm90": "sm_90a", "relay_sm90": "sm_90a", "halves_sm90": "sm_90a",
-    "spread_sm90": "sm_90a", "relu_gemm": "sm_90a",
+    "spread_sm90": "sm_90a", "relu_gemm": "sm_90a", "pingpong_sm90": "sm_90a",
+    "twoacc_sm100": "sm_100a", "softmax_sm80": "sm_80",
 }  # fmt: skip
 
 
