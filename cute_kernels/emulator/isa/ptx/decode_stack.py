@@ -51,13 +51,15 @@ def expanded(tokens: list[Token], depth: int, spare: str, taken: str, none: str)
     guard, (opcode, *rest) = tokens[:start], tokens[start:]
     words = [token.text for token in rest if token.text != ","]
     name, _, type_ = opcode.text.partition(".")
-    if type_ != "u64":
+    if type_ != "u64" and (type_ != "u32" or name == "alloca"):
         raise UnsupportedPTX(f"opcode {opcode.text!r} is not implemented", ptx_line=line, instruction=opcode.text)
     if len(words) not in ((2, 3) if name == "alloca" else (1,)):
         raise UnsupportedPTX(f"{name} takes one operand, alloca two or three", ptx_line=line)
     if name != "alloca":
-        moved = (words[0], stack) if name == "stacksave" else (stack, words[0])
-        return [[*guard, *make_tokens(line, "mov.b64", moved[0], ",", moved[1])]]
+        save = name == "stacksave"
+        moved = (words[0], stack) if save else (stack, words[0])
+        opcode = "mov.b64" if type_ == "u64" else "cvt.u32.u64" if save else "cvt.u64.u32"
+        return [[*guard, *make_tokens(line, opcode, moved[0], ",", moved[1])]]
     align = words[2] if len(words) > 2 else str(_ALIGNED)
     if not align.isdecimal() or not 0 < int(align) <= _MOST_ALIGNED or int(align) & (int(align) - 1):
         message = f"alloca aligned to {align} bytes; powers of two up to {_MOST_ALIGNED} are possible"

@@ -53,6 +53,14 @@ def test_what_is_restored_is_used_again() -> None:
     assert np.array_equal(execute(body), thread + 999 * (thread < 40))
 
 
+def test_a_pointer_of_32_bits_is_restored() -> None:
+    body = """
+        alloca.u64 %d2, 8; stacksave.u32 %r2; alloca.u64 %d3, 4096; stackrestore.u32 %r2; alloca.u64 %d4, 8;
+        sub.u64 %d4, %d4, %d2; cvt.u32.u64 %r3, %d4; st.global.u32 [%d1], %r3;
+    """
+    assert set(execute(body)) == {8}
+
+
 CALLED = """
 .func (.param .b32 result) f(.param .b32 count) {
     .reg .b32 %a<4>; .reg .b64 %b<4>;
