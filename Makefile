@@ -61,7 +61,7 @@ kit: $(VENV)/.installed-test
 mutate: $(VENV)/.installed-test
 	$(BIN)/python -m tests.emulator.checking.mutation $(ARGS)
 
-# Changes of the Python source of planning, operations, runtime, models and reports, drawn at random: which do the tests miss? docs/mutation.md
+# Changes of the Python source of most rooms, drawn at random: which do the tests miss? docs/mutation.md
 mutate-source: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[verify]'
 	$(BIN)/python -m tests.source_mutation $(ARGS)

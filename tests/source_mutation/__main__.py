@@ -12,10 +12,12 @@ import json
 import multiprocessing
 import random
 import sys
+import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.source_mutation.judge import copy_of, judge, preload
+from tests.source_mutation.judge import copy_of, judge, output_of, preload
 from tests.source_mutation.mutants import Mutant, mutant_at, places
 from tests.source_mutation.parts import PARTS
 from tests.source_mutation.reviewed import EQUIVALENT
@@ -25,19 +27,21 @@ ROOT = Path(__file__).parents[2]
 Task = tuple[str, Mutant]
 
 
-def work(tasks: multiprocessing.SimpleQueue, results: multiprocessing.SimpleQueue) -> None:
+def work(
+    tasks: multiprocessing.SimpleQueue, results: multiprocessing.SimpleQueue, limits: Mapping[str, float]
+) -> None:
     """Judges mutants until there are none."""
     with copy_of(ROOT) as copy:
         while (task := tasks.get()) is not None:
             part, mutant = task
-            results.put((task, judge(copy, PARTS[part], mutant)))
+            results.put((task, judge(copy, PARTS[part], mutant, limits[part])))
 
 
-def run(tasks: list[Task], jobs: int) -> dict[Task, str]:
-    """The outcome of every task."""
+def run(tasks: list[Task], jobs: int, limits: Mapping[str, float]) -> dict[Task, str]:
+    """The outcome of every task. ``limits``: seconds after which a mutant of a part hangs."""
     context = multiprocessing.get_context("fork")
     queue, results = context.SimpleQueue(), context.SimpleQueue()
-    workers = [context.Process(target=work, args=(queue, results)) for _ in range(jobs)]
+    workers = [context.Process(target=work, args=(queue, results, limits)) for _ in range(jobs)]
     for worker in workers:
         worker.start()
     for task in [*tasks, *[None] * jobs]:
@@ -86,6 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, default=200, help="mutants of each part; 0: all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="of the sample; default: a new one, which is printed")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=3600,
+                        help="that a part's tests may take without a mutation (default: %(default)s)")  # fmt: skip
     parser.add_argument("--output", type=Path, help="JSON file for the outcomes")
     parser.add_argument("--again", type=Path, help="only what survived, by such a file")
     options = parser.parse_args(arguments)
@@ -105,12 +111,19 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{part}: {len(drawn)} of {len(found)} mutants", flush=True)
         tasks += [(part, mutant_at(ROOT, place)) for place in drawn]
     preload()
+    limits: dict[str, float] = {}
     with copy_of(ROOT) as copy:
         for part in dict.fromkeys(part for part, _ in tasks):
-            if judge(copy, PARTS[part], None) != "survived":
-                print(f"{part}: its tests fail without a mutation", file=sys.stderr)
+            begin = time.monotonic()
+            if (outcome := judge(copy, PARTS[part], None, options.seconds)) != "survived":
+                what = f"take longer than {options.seconds} s" if outcome == "hangs" else "fail"
+                print(f"{part}: its tests {what} without a mutation", file=sys.stderr)
+                print("".join(output_of(copy).read_text().splitlines(keepends=True)[-60:]), file=sys.stderr)
                 return 2
-    outcomes = run(tasks, options.jobs)
+            # Of jobs that run side by side each has a part of the machine.
+            limits[part] = 60 + 3 * options.jobs * (time.monotonic() - begin)
+            print(f"{part}: a mutant hangs after {limits[part]:.0f} s", flush=True)
+    outcomes = run(tasks, options.jobs, limits)
     text, explained = summary(outcomes)
     print(f"\n{text}")
     if options.output is not None:

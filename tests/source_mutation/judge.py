@@ -11,10 +11,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from tests.source_mutation.mutants import Mutant, mutated
 from tests.source_mutation.parts import Part
+
+if TYPE_CHECKING:
+    from tests.source_mutation.mutants import Mutant
 
 Outcome = Literal["killed", "survived", "hangs"]
 
@@ -23,32 +25,46 @@ _LEFT_OUT = (".git", ".venv", ".gpu", "__pycache__", ".hypothesis", ".pytest_cac
 
 @contextlib.contextmanager
 def copy_of(root: Path) -> Iterator[Path]:
-    """A copy of the repository, in which sources may be changed."""
+    """A copy of the repository, in which sources may be changed; with its compiled libraries."""
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return {name for name in names if name in _LEFT_OUT and (name != "build" or Path(folder) == root)}
+
     with tempfile.TemporaryDirectory(prefix="source-mutation-") as folder:
         copy = Path(folder) / "repository"
-        shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+        shutil.copytree(root, copy, ignore=left_out)
         yield copy
 
 
-def judge(copy: Path, part: Part, mutant: Mutant | None) -> Outcome:
-    """What the tests of a part say about a mutant, or about the unchanged sources (None)."""
+def output_of(copy: Path) -> Path:
+    """What the latest tests in a copy have printed: the names of those that fail."""
+    return copy.parent / "tests.txt"
+
+
+def judge(copy: Path, part: Part, mutant: Mutant | None, seconds: float) -> Outcome:
+    """What the tests of a part say about a mutant, or about the unchanged sources (None).
+
+    It hangs where they take longer than ``seconds``: more than the unchanged sources on this machine.
+    """
     if mutant is None:
-        return _run(copy, part)
+        return _run(copy, part, seconds)
+    from tests.source_mutation.mutants import mutated  # needs Cosmic Ray
+
     path = copy / mutant.path
     text = path.read_text()
     try:
         path.write_text(mutated(text, mutant))
-        return _run(copy, part)
+        return _run(copy, part, seconds)
     finally:
         path.write_text(text)
 
 
-def _run(copy: Path, part: Part) -> Outcome:
+def _run(copy: Path, part: Part, seconds: float) -> Outcome:
     # A fork has torch, CuTe DSL and pytest already, whose imports take longer than most of these tests.
     process = os.fork()
     if process == 0:
         _tests(copy, part)
-    end = time.monotonic() + part.seconds
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
@@ -67,17 +83,21 @@ def _tests(copy: Path, part: Part) -> None:
     try:
         os.setsid()
         os.chdir(copy)
-        silence = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(silence, stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        output = os.open(output_of(copy), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", closefd=False)
         sys.path.insert(0, str(copy))
         os.environ["PYTHONPATH"] = str(copy)
         # A mutated file may have the size and the second of the one before, which is all that bytecode remembers.
         sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
         for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "cute_kernels", "bench")]:
             del sys.modules[name]
-        code = pytest.main(["-x", "-q", "--tb=no", "-p", "no:randomly", "-p", "no:cacheprovider", *part.tests])
+        options = ["-x", "-q", "-rfE", "--tb=short", "-p", "no:randomly", "-p", "no:cacheprovider"]
+        code = pytest.main([*options, *part.tests])
     finally:
+        sys.stdout.flush()
         os._exit(int(code))
 
 

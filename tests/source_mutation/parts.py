@@ -12,12 +12,10 @@ class Part:
     Attributes:
         sources: folders and files to mutate.
         tests: files that judge a mutant, in this order; the first failure ends it.
-        seconds: what a run of these tests may take before a mutant counts as one that hangs.
     """
 
     sources: tuple[str, ...]
     tests: tuple[str, ...]
-    seconds: int = 600
 
 
 PARTS = {
@@ -40,7 +38,6 @@ PARTS = {
             "tests/operations/runtime/test_repeat.py",
             "tests/operations/test_patch_embed_images.py", "tests/operations/test_emulator_backend.py",
         ),
-        900,
     ),
     "runtime": Part(
         ("cute_kernels/operations/runtime", "cute_kernels/dsl/kernel_cache.py"),
@@ -52,7 +49,6 @@ PARTS = {
             "tests/operations/test_patch_embed_arguments.py",
             "tests/operations/test_gemm.py", "tests/commands/test_ptx.py",
         ),
-        900,
     ),
     "models": Part(
         ("cute_kernels/models/nn", "cute_kernels/models/transformers.py"),
@@ -61,17 +57,17 @@ PARTS = {
             "tests/models/nn/test_changed_layers.py", "tests/models/nn/test_positions.py",
             "tests/models/nn/test_odd_inputs.py", "tests/models/test_stand_ins.py", "tests/models/test_families.py",
         ),
-        900,
     ),
-    "emulator": Part(
-        (
-            "cute_kernels/emulator/machine/launch", "cute_kernels/emulator/reports",
-            "cute_kernels/emulator/programs/recorded.py",
-        ),
-        (
-            "tests/emulator/programs/test_recorded.py", "tests/emulator/reports", "tests/emulator/machine/launch",
-            "tests/emulator/checking/test_debugger.py", "tests/commands/test_check.py",
-        ),
-        900,
+    "reports": Part(
+        ("cute_kernels/emulator/reports",),
+        ("tests/emulator/reports", "tests/emulator/checking/test_debugger.py", "tests/commands/test_check.py"),
+    ),
+    "launch": Part(
+        ("cute_kernels/emulator/machine/launch",),
+        ("tests/emulator/machine/launch", "tests/commands/test_check.py"),
+    ),
+    "recorded": Part(
+        ("cute_kernels/emulator/programs/recorded.py",),
+        ("tests/emulator/programs/test_recorded.py",),
     ),
 }  # fmt: skip

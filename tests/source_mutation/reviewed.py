@@ -18,4 +18,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64",
         "fit = (plan.consumer_registers ^ ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64",
     ): "240 ^ 40 is 216, and at 64, 128, 192 or 256 rows 216 registers are the same multiple of 64 columns as 200",
+    (
+        "cute_kernels/emulator/programs/recorded.py",
+        'found.update(image.address.to_bytes(8, "little"))',
+        'found.update(image.address.to_bytes( 9, "little"))',
+    ): "addresses differ in nine bytes where they differ in eight",
+    (
+        "cute_kernels/emulator/programs/recorded.py",
+        "several = math.prod(launch.grid) > math.prod(launch.cluster)",
+        "several = math.prod(launch.grid) != math.prod(launch.cluster)",
+    ): "a grid has whole clusters",
+    (
+        "cute_kernels/emulator/programs/recorded.py",
+        "@dataclass(frozen=True)",
+        "@dataclass(frozen=False)",
+    ): "nobody assigns to a field",
 }

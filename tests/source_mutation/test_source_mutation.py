@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.source_mutation.judge import copy_of
 from tests.source_mutation.operators import OPERATORS, changes
 from tests.source_mutation.parts import PARTS
 
@@ -16,6 +19,35 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 def test_files_of_a_part_exist(part) -> None:
     assert [name for name in (*part.sources, *part.tests) if not (ROOT / name).exists()] == []
+
+
+def test_a_copy_has_compiled_libraries(tmp_path: Path) -> None:
+    """Each copy would compile them again; what other commands have built stays behind."""
+    for name in ("build/report.md", "core/build/core.so", "core/__pycache__/a.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("")
+    with copy_of(tmp_path) as copy:
+        assert [str(each.relative_to(copy)) for each in copy.rglob("*.*")] == ["core/build/core.so"]
+
+
+def test_tests_of_unchanged_sources(tmp_path: Path) -> None:
+    """Tests that fail are told from tests that take too long, and their names are kept."""
+    copy = tmp_path / "repository"
+    copy.mkdir()
+    bodies = {"right": ("pass", 60), "slow": ("time.sleep(60)", 4), "wrong": ("assert 0", 60)}
+    for name, (body, _) in bodies.items():
+        (copy / f"test_{name}.py").write_text(f"import time\n\ndef test_one():\n    {body}\n")
+    program = f"""
+from pathlib import Path
+from tests.source_mutation.judge import judge, output_of
+from tests.source_mutation.parts import Part
+for name, (_, seconds) in {bodies}.items():
+    copy = Path({str(copy)!r})
+    outcome = judge(copy, Part((), (f"test_{{name}}.py",)), None, seconds)
+    print(outcome, "FAILED test_wrong.py::test_one" in output_of(copy).read_text())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.stdout.split() == ["survived", "False", "hangs", "False", "killed", "True"], done.stderr
 
 
 @pytest.mark.parametrize(

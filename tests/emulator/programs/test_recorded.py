@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import mmap
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.errors import IllegalAccess, Race
 from cute_kernels.emulator.programs.recorded import Recorder, Replay, StreamOrder, differences, guarded
 from cute_kernels.testing.ptx import aligned, module
 
@@ -85,6 +86,32 @@ def test_equal_launches_are_recorded_once_and_memory_that_stays_is_shared() -> N
     contents = [{image.address: image.content for image in each.memory} for each in recorder.launches]
     assert contents[0][y.ctypes.data] is contents[1][y.ctypes.data]
     assert contents[0][x.ctypes.data] is not contents[1][x.ctypes.data]
+
+
+def test_each_launch_keeps_what_it_has_executed() -> None:
+    x, recorder = mapped(0, dtype=np.uint32), Recorder()
+    for executed, body in ((5, "ret;"), (7, "bar.sync 0; ret;")):
+        recorder.take(captured(text(body), x), regions(x), overlaps=False)
+        recorder.ended(SimpleNamespace(warp_instructions=executed, certificate=None))
+    assert [each.warp_instructions for each in recorder.launches] == [5, 7]
+
+
+@pytest.mark.parametrize("alignment", [256, 4096, 1 << 16])
+def test_memory_that_stands_for_that_of_the_device_is_aligned(alignment: int) -> None:
+    memory = guarded(100, alignment)
+    assert memory.ctypes.data % alignment == 0 and not memory.any()
+
+
+def test_a_launch_without_one_before_it_overlaps_itself() -> None:
+    x, recorder = mapped(1, dtype=np.uint32), Recorder()
+    body = "ld.param.u64 %d1, [p0]; ld.global.b32 %r1, [%d1]; add.u32 %r1, %r1, 1; st.global.b32 [%d1], %r1; ret;"
+    ptx = text(f"griddepcontrol.launch_dependents; {body}")
+    recorder.take(captured(ptx, x, programmatic=True), regions(x), overlaps=False)
+    replay = Replay(recorder.launches[0])
+    assert replay.run(Options()).memory[0].view(np.uint32)[0] == 2
+    with pytest.raises(Race) as raised:
+        replay.run(Options(), overlap=True)
+    assert raised.value.kind == "launch-overlap"
 
 
 def test_what_lies_in_between_ends_an_overlap() -> None:
