@@ -112,8 +112,7 @@ def steps(arch: str, output: Path) -> list[Step]:
 
     emulated, profiled = str(output / "emulated.json"), str(output / "profiled.json")
     of_mma_sync = [bench("mma.sync", "mma_sync", 240, "--limit", "220")]
-    inside = [  # of kernels that write clock stamps, and whose counters were compared
-        module("phases", 60, "bench.profile", "--output", str(output / "results" / "phases")),
+    inside = [  # of kernels whose counters were compared
         module("counters emulated", 120, "bench.counters", "emulate", emulated, "--arch", arch),
         module("counters", 180, "bench.counters", "profile", profiled, needs="ncu"),
         module("counters compared", 60, "bench.counters", "table", emulated, profiled, needs="ncu"),
@@ -135,7 +134,7 @@ def steps(arch: str, output: Path) -> list[Step]:
 BRIEF_MINUTES = 8
 """Of a rehearsal."""
 
-_TESTED_BRIEFLY = ("tests/gpu/test_kernel.py", "tests/gpu/test_profile.py", "-k", "test_variant or fit_the")
+_TESTED_BRIEFLY = ("tests/gpu/test_kernel.py", "-k", "test_variant")
 
 
 Fewer = Callable[[tuple[str, ...]], tuple[str, ...]]
@@ -152,7 +151,6 @@ def brief_steps(arch: str, output: Path) -> list[Step]:
         "images": (60, lambda words: _without(words, "4736", "1")),
         "gemm": (45, lambda words: _without(words, "8192")),
         "mma.sync": (60, lambda words: (*words[:-1], "45", "--parts", "uint8")),
-        "phases": (45, lambda words: (*words, "--cases", "rows-64", "images")),
         "counters emulated": (60, tuple),
         "counters compared": (30, tuple),
         "tune": (60, lambda words: (*words, "--brief")),

@@ -1,4 +1,4 @@
-"""The command line, ``cute-kernels``: ``demo``, ``plan``, ``compare``, ``profile``, ``ptx``, ``emulate``, .."""
+"""The command line, ``cute-kernels``: ``demo``, ``plan``, ``compare``, ``ptx``, ``emulate``, .."""
 
 import argparse
 import dataclasses
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cute_kernels import __version__
-from cute_kernels.commands import bench, compare, kernel_options, layout, profile, same, sweep, tables
+from cute_kernels.commands import bench, compare, kernel_options, layout, same, sweep, tables
 from cute_kernels.commands.program_parser import CommandParser
 from cute_kernels.common import extras, files
 from cute_kernels.common.words import counted
@@ -117,7 +117,6 @@ def _parser(names: Sequence[str] = tuple(kernel_options.OPERATIONS)) -> argparse
     compare.add_parser(commands, names)
     same.add_parser(commands, names)
     sweep.add_parser(commands, names)
-    profile.add_parser(commands, names)
     layout.add_parser(commands)
     _add_ptx(commands, names)
     for name in _EMULATED:

@@ -1,4 +1,4 @@
-"""Comparing configurations of kernels: tables, notebooks, figures, profiles, tuning on a GPU.
+"""Comparing configurations of kernels: tables, notebooks, figures, tuning on a GPU.
 
 This is the room that knows both halves: it plans and runs kernels, and has the emulator count what they do.
 """

@@ -70,7 +70,7 @@ memory."""
 class ImagesHost(Host):
     """Images, their sizes and features are launch arguments; channels are not.
 
-    A subclass has ``kernel(arguments, profile)`` and ``arguments(operands, weight, grid)``: TMA atoms with their views,
+    A subclass has ``kernel(arguments)`` and ``arguments(operands, weight, grid)``: TMA atoms with their views,
     and sizes in tiles, of the weight ``[N, K]`` and the patches of an image along its height and width.
     """
 
@@ -82,7 +82,7 @@ class ImagesHost(Host):
         plan, patch, k = self.plan, self.plan.problem.patch, self.plan.weight_columns_of_k
         weight = cute.make_tensor(o.weight, cute.make_layout((o.n, k), stride=(k, 1)))
         arguments = self.arguments(o, weight, (o.height // patch, o.width // patch))
-        launch_clusters(self.kernel(arguments, o.profile), plan, o.clusters, stream)
+        launch_clusters(self.kernel(arguments), plan, o.clusters, stream)
 
 
 # --- the host entry that all patch embeds over rows have in common: their operands as views, and the launch ----------
@@ -112,7 +112,7 @@ class RowsOperands:
 class RowsHost(Host):
     """Rows, features and positions are launch arguments.
 
-    A subclass has ``kernel(arguments, profile)`` and ``arguments(operands: RowsOperands)``.
+    A subclass has ``kernel(arguments)`` and ``arguments(operands: RowsOperands)``.
     """
 
     plan: PatchEmbedPlan
@@ -145,7 +145,7 @@ class RowsHost(Host):
             images=images,
             positions=positions,
         )
-        launch_clusters(self.kernel(self.arguments(operands), o.profile), plan, o.clusters, stream)
+        launch_clusters(self.kernel(self.arguments(operands)), plan, o.clusters, stream)
 
 
 # --- arguments of the kernels that compute ``out^T`` of rows ---------------------------------------------------------

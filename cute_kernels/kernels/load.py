@@ -9,7 +9,7 @@ from cutlass import Boolean, Int16, Int32
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, PositionOrder, SnakeOrder
 from cute_kernels.kernels.tma import fetch, sides
-from cute_kernels.plan.base import VECTOR_BYTES, Phase
+from cute_kernels.plan.base import VECTOR_BYTES
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,6 @@ class Load:
     def run(self) -> None:
         state = self.operands.producer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
             coordinates = self.order.coordinates(tile)
             batch = coordinates[2:]
             rows, columns = self.rows.place(coordinates[0], batch), self.columns.place(coordinates[1], batch)
@@ -168,7 +167,6 @@ class RowsLoad:
         row_block, position = self.order.start()
         stride = self.order.stride()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
             rows = self.x.place(row_block, (position,))
             for stage in cutlass.range(self.tile_stages, unroll=1):
                 barrier = self.operands.acquire(state, self.announces)

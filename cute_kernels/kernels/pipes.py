@@ -1,4 +1,4 @@
-"""Device side of `cute_kernels.kernels.graph`: the mbarriers of each edge, how a role waits and signals, its stamps.
+"""Device side of `cute_kernels.kernels.graph`: the mbarriers of each edge, how a role waits and signals.
 
 Phases follow one convention: a ring starts empty, so a producer begins with parity 1 (the phase before the first,
 which counts as complete) and a consumer with parity 0. Signals of CTA pairs are in ``sm100/cta_pair.py``.
@@ -10,83 +10,25 @@ from typing import TypeVar
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge, Graph, Signal
 from cute_kernels.plan import Plan
-from cute_kernels.plan.base import BEGIN, COUNT, FINISH, HEADER, PHASE_BITS, SM, Phase, row_words, wait_phase
 
 PipelineState = pipeline.PipelineState
-
-
-# --- clock stamps of the warps of a kernel that is compiled for profiling; of any other kernel, nothing at all -------
-
-class Stamps:
-    """Stamps of one warp, as `cute_kernels.plan.base` says. All its lanes call every method, one of them stores.
-
-    Without a row nothing is generated.
-    """
-
-    def __init__(self, row: cute.Pointer | None = None, capacity: int = 0) -> None:
-        self._row = row
-        if row is not None:
-            self._count = cute.make_rmem_tensor(1, Int32)
-            self._count[0] = Int32(0)
-            self._stores = Int32(cute.arch.lane_idx() == 0)
-            self._limit = self._stores * capacity
-            self._store_clock_and_time(BEGIN)
-
-    def mark(self, phase: int) -> None:
-        """A phase begins now, and the one before it ends."""
-        if self._row is not None:
-            stamp = cute.arch.clock64() << PHASE_BITS | int(phase)
-            count = self._count[0]
-            ptx.st_global_b64_if(self._row + (HEADER + count), stamp, Int32(count < self._limit))
-            self._count[0] = count + 1
-
-    def finish(self) -> None:
-        """The warp's role is over."""
-        if self._row is not None:
-            self.mark(Phase.END)
-            self._store_clock_and_time(FINISH)
-            self._store(COUNT, Int64(self._count[0]))
-            self._store(SM, Int64(cute.arch.smid()))
-
-    def _store_clock_and_time(self, word: int) -> None:
-        self._store(word, cute.arch.clock64())
-        self._store(word + 1, cute.arch.globaltimer())
-
-    def _store(self, word: int, value: Int64) -> None:
-        ptx.st_global_b64_if(self._row + word, value, self._stores)
-
-
-NO_STAMPS = Stamps()
-"""Stamps of a kernel that is not profiled."""
-
-
-def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps:
-    """Stamps of this warp of the CTA; none without ``profile``, the buffer of `cute_kernels.plan.base.profile_shape`.
-    """
-    if profile is None:
-        return NO_STAMPS
-    row = cute.arch.block_idx()[0] * len(plan.roles) + warp
-    return Stamps(profile + row * row_words(plan), plan.profile)
 
 
 # --- the mbarriers of an edge ----------------------------------------------------------------------------------------
 
 class Pipe:
-    """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once.
-    ``stamps``: what the warp writes of the times of its waits, and of what else it does; ``index``: of the edge in the
-    graph."""
+    """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once."""
 
     def __init__(self, edge: Edge, full: cute.Pointer, empty: cute.Pointer | None) -> None:
         self.edge = edge
         self.full = full
         self.empty = empty
-        self.stamps, self.index = NO_STAMPS, 0
 
     def producer_state(self) -> PipelineState:
         return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.edge.stages)
@@ -104,15 +46,11 @@ class Pipe:
 
     def wait_empty_phase(self, barrier: cute.Pointer, parity: cutlass.Int32) -> None:
         """Waits like `wait_empty`, where each stage counts its own phases."""
-        self.stamps.mark(wait_phase(self.index, empty=True))
         _wait(barrier, parity, self.edge.empty)
-        self.stamps.mark(_AFTER.get(self.edge.producer, Phase.ISSUE))
 
     def wait_full_phase(self, barrier: cute.Pointer, parity: cutlass.Int32) -> None:
         """Waits like `wait_full`, where each stage counts its own phases."""
-        self.stamps.mark(wait_phase(self.index, empty=False))
         _wait(barrier, parity, self.edge.full)
-        self.stamps.mark(_AFTER.get(self.edge.consumer, Phase.ISSUE))
 
     def slot(self, state: PipelineState, part: int = 0) -> cutlass.Int32:
         """Index of a part of the stage, in the edge's barriers as in its buffers."""
@@ -145,10 +83,6 @@ class Pipe:
     def announce_bytes(self, state: PipelineState) -> None:
         """Producer of a TMA edge, one thread: the one arrival of the phase, with its byte count."""
         cute.arch.mbarrier_arrive_and_expect_tx(self.full + state.index, self.edge.tx_bytes)
-
-
-_AFTER = {"epilogue": Phase.READ}
-"""Phase of a role after a wait, unless it starts copies or MMAs."""
 
 
 def _wait(barrier: cute.Pointer, parity: cutlass.Int32, signal: Signal) -> None:
@@ -190,13 +124,6 @@ def make_pipes(
     """Pipes by edge name over the barrier slots that start at ``barriers`` (8 bytes each, shared memory)."""
     arrays = {b.name: barriers + b.slot for b in graph.barriers()}
     return {e.name: kind(e, arrays[f"{e.name}_full"], arrays.get(f"{e.name}_empty")) for e in graph.edges}
-
-
-def stamp_waits(pipes: dict[str, AnyPipe], stamps: Stamps) -> Stamps:
-    """Waits of this warp for any of the pipes of a graph are stamped from now on."""
-    for index, pipe in enumerate(pipes.values()):
-        pipe.stamps, pipe.index = stamps, index
-    return stamps
 
 
 def init_barriers(graph: Graph, barriers: cute.Pointer) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Int64, Uint32
+from cutlass import Float32, Int16, Int32, Uint32
 
 from cute_kernels.dsl import dsl_user_op, nvvm
 
@@ -164,10 +164,3 @@ def griddepcontrol() -> None:
 def prefetch_global_l2(source: cute.Pointer, *, loc=None) -> None:
     """Asks for the cache line of an address."""
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc)], loc=loc)
-
-
-@dsl_user_op
-def st_global_b64_if(target: cute.Pointer, value: Int64, when: Int32, *, loc=None) -> None:
-    """Stores 64 bits if ``when`` is not 0."""
-    text = "{\n\t.reg .pred stored;\n\tsetp.ne.s32 stored, {$r2}, 0;\n\t@stored st.global.b64 [{$r0}], {$r1};\n\t}"
-    cute.arch.inline_ptx(text, read_only_args=[target.toint(loc=loc), value, when], loc=loc)

@@ -17,7 +17,6 @@ from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import Tma, fetch, load_tma, shared_tensor, sides, swizzled
-from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, RowPart, StripsPlan
 
 TABLE_VALUES = 4
@@ -243,7 +242,6 @@ class StripLoad:
         image_tile, position_tile = self.order.start()
         stride = self.order.stride()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
             grid_row = position_tile // self.row_tiles
             row_tile = position_tile - grid_row * self.row_tiles
             images = image_tile * self.image_step + self.first_images

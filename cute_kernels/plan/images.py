@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from cute_kernels.common.facts import fact, number
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
-from cute_kernels.plan.base import ITEMSIZE, Field, Operand, Plan, profile_operand, reject, require, round_up, sizes
+from cute_kernels.plan.base import ITEMSIZE, Field, Operand, Plan, reject, require, round_up, sizes
 from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
 from cute_kernels.plan.patchify import CONVERSIONS, describe_images
 
@@ -85,7 +85,6 @@ class ImagesPlan(Plan):
             Operand("table", "float32", present=p.table_rows > 0),
             Operand("out", p.out_dtype, written=True),
             *sizes(batch=p.batch, height=p.height, width=p.width, n=p.n, clusters=self.clusters),
-            profile_operand(self.profile),
         )
 
     weight_columns_of_k = number(lambda self: self.problem.k)

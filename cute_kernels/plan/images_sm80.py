@@ -43,11 +43,6 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     config: Sm80ImagesConfig
 
     runs = text(lambda self: "patches: one kernel reads the images")
-    operands = fact(lambda self: tuple(operand for operand in super().operands if operand.name != "profile"))
-    """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` [positions or 1, N].
-
-    Written is ``out`` [B, S, N]. Integer weights alone have a scale.
-    """
 
     @property
     def m_tiles(self) -> int:

@@ -42,7 +42,6 @@ class PatchEmbedPlan(base.Plan):
             base.Operand("row_scale", "float32", alignment=4, present=p.row_scale),
             base.Operand("feature_scale", "float32", present=p.feature_scale),
             *base.sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
-            base.profile_operand(self.profile),
         )
 
     compiled_in = fact(lambda self: {"table": self.problem.table_rows > 0})

@@ -23,8 +23,6 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
 
     table_layout: TableLayout = "row_major"
 
-    operands = fact(lambda self: tuple(operand for operand in super().operands if operand.name != "profile"))
-    """Operands of `PatchEmbedPlan.operands` without clock stamps."""
     m_tiles = number(lambda self: -(-self.problem.m // self.config.tile_m))
     n_tiles = number(lambda self: -(-self.problem.n // self.config.tile_n))
     padded_n = number(lambda self: self.problem.n)

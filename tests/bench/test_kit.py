@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gemm, images, kit, mma_sync, patch_embed, profile
+from bench import gemm, images, kit, mma_sync, patch_embed
 from bench.configs import BENCHED, parse_first, rows_type
 from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.plan import PLANNERS, make_plan
@@ -62,10 +62,7 @@ def test_a_rehearsal_has_every_step_and_less_of_it(arch, tmp_path):
     assert "8192" not in brief["gemm"].command and "4096" in brief["gemm"].command
     assert brief["tune"].command[-1] == "--brief"
     if arch not in kit.DESIGNS:
-        assert "phases" not in brief and not any("ncu" in step.needs for step in steps.values())
-        return
-    profiled = brief["phases"].command
-    assert set(profiled[profiled.index("--cases") + 1 :]) < set(profile.CASES)
+        assert not any("ncu" in step.needs for step in steps.values())
 
 
 def test_a_brief_call_runs_the_brief_steps(tmp_path, monkeypatch):

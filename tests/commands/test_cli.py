@@ -338,7 +338,7 @@ def test_an_architecture_without_its_letter_is_pointed_at(capsys: pytest.Capture
     assert "--arch sm_90a has other kernels" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["plan", "sweep", "explore", "profile", "ptx", "compare"])
+@pytest.mark.parametrize("command", ["plan", "sweep", "explore", "ptx", "compare"])
 def test_the_help_of_one_kernel_has_its_options_alone(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     texts = {}
     for kernel in ("gemm", ""):

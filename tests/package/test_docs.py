@@ -57,7 +57,7 @@ SIZES = {
     "docs/fp8_mlp.md": 3_600,
     "docs/which_kernel.md": 5_750, "docs/caching.md": 3_250, "docs/performance.md": 12_900,
     # Explorers.
-    "docs/explore.md": 4_650, "docs/profiling.md": 3_400, "docs/model.md": 5_950,
+    "docs/explore.md": 4_650, "docs/model.md": 5_950,
     "docs/experiments.md": 6_750,
     # Contributors.
     "docs/architecture.md": 9_700, "docs/api/names.md": 2_000, "docs/dataflow.md": 7_350,

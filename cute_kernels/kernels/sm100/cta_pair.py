@@ -15,7 +15,6 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge, Graph, Sm100Plan
 from cute_kernels.kernels.pipes import Pipe, PipelineState, allocate, init_barriers, warp_and_rank
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
-from cute_kernels.plan.base import Phase
 
 
 @cute.jit
@@ -265,7 +264,6 @@ class Mma:
         full = self.operands.consumer_state()
         out = self.accumulator.producer_state()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
             if cutlass.const_expr(self.mma_tiles == 1):
                 self._wait_empty(out, 0)
             for k_block in cutlass.range(self.k_blocks, unroll=1):
@@ -287,7 +285,6 @@ class Mma:
                 with cute.arch.elect_one():
                     self.operands.commit_empty(full)
                 full.advance()
-            self.operands.stamps.mark(Phase.COMMIT)
             with cute.arch.elect_one():
                 self.accumulator.commit_full(out, self.mma_tiles - 1)
             out.advance()

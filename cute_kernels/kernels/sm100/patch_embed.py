@@ -17,10 +17,10 @@ from cute_kernels.kernels import ptx, tma
 from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.host import RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
-from cute_kernels.kernels.pipes import Stamps, make_stamps, stamp_waits, this_cluster
+from cute_kernels.kernels.pipes import this_cluster
 from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
-from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
+from cute_kernels.plan.base import LANES, VECTOR_BYTES
 from cute_kernels.plan.patch_embed_sm100 import Sm100PatchEmbedPlan
 
 # --- which rows of the output a tile, a CTA and a warp have: consecutive ones, or images at positions ----------------
@@ -217,7 +217,6 @@ class TmaStores:
     plan: Sm100PatchEmbedPlan
     ring: tma.WarpStaging
     row_chunks: tuple[cute.Pointer, ...]
-    stamps: Stamps
 
     @cute.jit
     def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
@@ -225,12 +224,9 @@ class TmaStores:
         width, buffers = self.plan.store_columns, self.ring.buffers
         region = column // width
         if cutlass.const_expr(column % width == 0):
-            self.stamps.mark(Phase.BUFFER)
             self.ring.acquire(buffers - 1)
-        self.stamps.mark(Phase.STAGING)
         self.ring.write_row(values, self.row_chunks, region % buffers, column % width)
         if cutlass.const_expr((column + cute.size(values)) % width == 0):
-            self.stamps.mark(Phase.STORE)
             self.ring.publish()
             self.ring.issue(region % buffers, rows.block, first_column // width + region, rows.position)
             self.ring.commit()
@@ -279,11 +275,10 @@ class Sm100PatchEmbedEpilogue:
             self.staging, first=offset // plan.store_region_bytes, rows=LANES, buffers=plan.store_buffers(columns),
             out=self.out, dtype=BFloat16
         )
-        stores = TmaStores(plan, ring, ring.row_chunks(lane), self.accumulator.stamps)
+        stores = TmaStores(plan, ring, ring.row_chunks(lane))
 
         state = self.accumulator.consumer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.accumulator.stamps.mark(Phase.TILE)
             m_tile, n_tile = self.order.coordinates(tile)
             rows = self.rows.of_warp(m_tile, quarter)
             row_factor = self.scales.row_factor(self.rows.row(rows, lane))
@@ -291,13 +286,9 @@ class Sm100PatchEmbedEpilogue:
             table_first = self.table.first(rows, lane, first)
             self.accumulator.wait_full(state)
             if cutlass.const_expr(config.stagger_clocks > 0):
-                self.accumulator.stamps.mark(Phase.STAGGER)
                 idle((warp - plan.first_epilogue_warp) * config.stagger_clocks)
-                self.accumulator.stamps.mark(Phase.READ)
             ptx.tcgen05_fence_after_thread_sync()
             for column in cutlass.range_constexpr(0, columns, width):
-                if cutlass.const_expr(column > 0):
-                    self.accumulator.stamps.mark(Phase.READ)
                 addends = self.table.load(table_first, column, width)
                 fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
                 chunk = (first_column + column) // width
@@ -305,7 +296,6 @@ class Sm100PatchEmbedEpilogue:
                 cute.arch.fence_view_async_tmem_load()
                 if cutlass.const_expr(column + width == columns):
                     cta_pair.release_accumulator(self.accumulator, state)
-                self.accumulator.stamps.mark(Phase.MATH)
                 scale = self.scales.multiplier(row_factor, first + column, width)
                 registers = as_floats(cute.make_tensor(fragment.iterator, width))
                 values = scale_add_round(registers, addends, scale, config.epilogue, packed_f32=True)
@@ -390,13 +380,12 @@ class Sm100PatchEmbedKernel(RowsHost):
         return (self.plan.cta_images, self.plan.tile_k, self.plan.cta_positions)
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+    def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
         frame = cta_pair.enter(plan, self.graph, (args.x.atom, args.weight.atom, args.out.atom))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         x_stages, weight_stages, staging = frame.regions
 
-        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         rows = TileRows(plan, place.rank, args.images, args.positions, args.position_tiles)
         order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, *this_cluster(plan), plan.config.snake)
         x_tensor = tma.shared_tensor(x_stages, args.x_layout, self.element)
@@ -422,7 +411,6 @@ class Sm100PatchEmbedKernel(RowsHost):
         else:
             self._epilogue(args, accumulators, staging, pipes["accumulator"], order, rows).run(warp)
 
-        stamps.finish()
         cta_pair.end(plan, warp, accumulators)
 
     def _load(

@@ -152,8 +152,8 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         return strips_arguments(plan, o, grid, images, self.weight_tma(weight), self.out_tma(out))
 
     @cute.kernel
-    def kernel(self, args: StripsArguments, profile: cute.Pointer | None) -> None:
-        self.run(args, profile)
+    def kernel(self, args: StripsArguments) -> None:
+        self.run(args)
 
     def atoms(self, args: StripsArguments) -> tuple[cute.CopyAtom, ...]:
         return args.images[0].atom, args.out.atom

@@ -196,8 +196,8 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
         return transposed_layout(self.out_box, (LANES, 1, LANES * self.plan.tile_images))
 
     @cute.kernel
-    def kernel(self, args: TransposedArguments, profile: cute.Pointer | None) -> None:
-        self.run(args, profile)
+    def kernel(self, args: TransposedArguments) -> None:
+        self.run(args)
 
     def atoms(self, args: TransposedArguments) -> tuple[cute.CopyAtom, ...]:
         return args.x.atom, args.out.atom

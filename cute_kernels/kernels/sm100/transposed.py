@@ -20,7 +20,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import WeightLoad, tma_operand
-from cute_kernels.kernels.pipes import make_stamps, stamp_waits, this_cluster
+from cute_kernels.kernels.pipes import this_cluster
 from cute_kernels.kernels.sm100 import cta_pair
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import (
@@ -33,7 +33,7 @@ from cute_kernels.kernels.tma import (
     store_tma,
     swizzled,
 )
-from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Phase
+from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 from cute_kernels.plan.tiles import CORE_COLUMNS
 
@@ -222,7 +222,6 @@ class Mma:
         # What epilogue warps wrote to tensor memory is ordered before the MMAs by the fence of each accumulator, below.
         self.weight_ready.wait_full(self.weight_ready.consumer_state())
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
             first = full.clone()
             for mma_tile in cutlass.range_constexpr(mma_tiles):
                 # The epilogue's reads of these columns, ordered by the barrier, must precede MMAs that overwrite them.
@@ -245,7 +244,6 @@ class Mma:
                             self.operands.commit_empty(stage)
                         full.advance()
                     stage.advance()
-                self.operands.stamps.mark(Phase.COMMIT)
                 with cute.arch.elect_one():
                     self.accumulator.commit_full(out, mma_tile)
             out.advance()
@@ -278,13 +276,12 @@ class TransposedKernel:
         return store_tma(out, self.staging_layout(), self.out_box)
 
     @cute.jit
-    def run(self, args: Any, profile: cute.Pointer | None) -> None:
+    def run(self, args: Any) -> None:
         plan = self.plan
         frame = cta_pair.enter(plan, self.graph, self.atoms(args))
         warp, place, pipes = frame.warp, frame.place, frame.pipes
         weight, stages, staging = frame.regions
 
-        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, frame.tmem_address)
         accumulators = mma_accumulators(plan, tmem)
         cluster, clusters = this_cluster(plan)
@@ -317,7 +314,6 @@ class TransposedKernel:
             )
             self.epilogue(args, drain).run()
 
-        stamps.finish()
         cta_pair.end(plan, warp, accumulators[0])
 
 
@@ -448,22 +444,17 @@ class TransposedEpilogue:
         row_block, position = self.order.start()
         stride = self.order.stride()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.accumulator.stamps.mark(Phase.TILE)
             held = self.fetch(registers, row_block, position, held)
             for mma_tile in cutlass.range_constexpr(len(plan.mma_spans)):
                 columns = plan.mma_spans[mma_tile][1]
                 self.accumulator.wait_full(state, mma_tile)
                 ptx.tcgen05_fence_after_thread_sync()
                 if cutlass.const_expr(mma_tile == 0):
-                    self.accumulator.stamps.mark(Phase.BUFFER)
                     self.staging.acquire()
                 for chunk in cutlass.range_constexpr(columns // width):
-                    if cutlass.const_expr(mma_tile == 0 or chunk > 0):
-                        self.accumulator.stamps.mark(Phase.READ)
                     fragment = cute.make_rmem_tensor(shape, self._kind)
                     cute.copy(load, sources[mma_tile][None, None, None, 0, chunk, state.index], fragment)
                     cute.arch.fence_view_async_tmem_load()
-                    self.accumulator.stamps.mark(Phase.MATH)
                     if cutlass.const_expr((chunk + 1) * width == columns):
                         cta_pair.release_accumulator(self.accumulator, state, mma_tile)
                     # (2 columns, +8 lanes, groups of 8 columns, +16 lanes)
@@ -474,7 +465,6 @@ class TransposedEpilogue:
                         row = plan.row_of(mma_tile, column)
                         values = self.finish(sums[None, None, group, None], registers, held, row, row_block, position)
                         self.staging.write(addresses, values, plan.staged_row(mma_tile, column))
-            self.accumulator.stamps.mark(Phase.STORE)
             self.store(row_block, position)
             state.advance()
             row_block, position = self.order.advance(row_block, position, stride)

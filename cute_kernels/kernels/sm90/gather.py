@@ -20,14 +20,12 @@ from cute_kernels.kernels.pipes import (
     Sm90Pipe,
     allocate,
     begin,
-    make_stamps,
-    stamp_waits,
     this_cluster,
     warp_and_rank,
 )
 from cute_kernels.kernels.sm90.gemm_mma import COLUMN_GROUP, GemmMma, Numbers
 from cute_kernels.kernels.tiles import PatchOrder
-from cute_kernels.plan.base import ITEMSIZE, Phase
+from cute_kernels.plan.base import ITEMSIZE
 from cute_kernels.plan.images_gather import BLOCK_PIXELS, Sm90GatherPlan
 from cute_kernels.plan.shared_operands import WARPGROUP_ROWS
 
@@ -62,7 +60,6 @@ class GatherLoad:
         blocks, ctas = plan.problem.patch // plan.pixel_rows, tma.all_ctas(plan.config.cluster)
         state = self.operands.producer_state()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
             row_tile, column_tile, image_tile, n_tile = self.order.coordinates(tile)
             weight = self.weight.place(n_tile, ())
             for channel in cutlass.range(plan.problem.channels, unroll=1):
@@ -296,14 +293,13 @@ class Sm90GatherKernel(ImagesHost):
 
     # ---- device ----------------------------------------------------------------------------------------------------
     @cute.kernel
-    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+    def kernel(self, args: DeviceArguments) -> None:
         plan, config = self.plan, self.plan.config
         warp, rank = warp_and_rank(plan)
         barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
         begin(self.graph, warp == plan.load_warp, barriers, (args.images.atom, args.weight.atom, args.out.atom))
 
-        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
         order = PatchOrder(
             image_tiles=args.image_tiles, column_tiles=args.column_tiles, row_tiles=args.row_tiles,
@@ -317,7 +313,6 @@ class Sm90GatherKernel(ImagesHost):
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             self._mma(args, memory, pipe, order, rank, warp).run()
-        stamps.finish()
 
     def _weight_stages(self, memory: cute.Pointer) -> cute.Tensor:
         layout = tma.k_major(self.dtype, (self.plan.config.tile_n, BLOCK_PIXELS), self.plan.config.stages)

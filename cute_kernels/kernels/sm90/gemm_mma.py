@@ -19,7 +19,6 @@ from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.pipes import Pipe, PipelineState, Sm90Pipe
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.kernels.tma import MMA_STEPS, WarpStaging, fetch
-from cute_kernels.plan.base import Phase
 from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
 from cute_kernels.plan.shared_operands import WARP_ROWS, WgmmaPair
 
@@ -297,7 +296,6 @@ class GemmMma:
             step *= 2
         phase = Int32(0)
         for tile in cutlass.range(first, self.order.tiles, step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
             self._prefetch_residual(tile)
             self._await_order(tile)
             released = state.clone()
@@ -309,14 +307,12 @@ class GemmMma:
                 self._stage(accumulator, True, state)
                 state.advance()
                 # At most the newest group outstanding: the one that read the stage before is complete.
-                self.operands.stamps.mark(Phase.MMA)
                 warpgroup.wait_group(1)
                 self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
                 released.advance()
             self._hand_over(tile)
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
-            self.operands.stamps.mark(Phase.MMA)
             self._keep_numbers(numbers)
             # Coordinates, numbers of rows and the first of a table are there when the last WGMMAs are.
             place = self._place(tile)
@@ -355,7 +351,6 @@ class GemmMma:
     def _await_order(self, tile: Int32) -> None:
         """The first tile of a cluster needs no permission."""
         if cutlass.const_expr(self.plan.config.pingpong):
-            self.operands.stamps.mark(Phase.ORDER_BARRIER)
             if tile != self.order.first:
                 cute.arch.barrier(barrier_id=self.order_barrier + self.warpgroup, number_of_threads=256)
 
@@ -390,9 +385,7 @@ class GemmMma:
                 columns = [(region * groups + j) * COLUMN_GROUP for j in numbers]
                 residuals = [self._residual(place, mma_tile, column) for column in columns]
                 if cutlass.const_expr(first == 0):
-                    self.operands.stamps.mark(Phase.BUFFER)
                     self._await_buffer(i, phase)
-                    self.operands.stamps.mark(Phase.MATH)
                 for j in cutlass.range_constexpr(len(columns)):
                     # A group ahead: what is staged might be the same memory, for all that the assembler knows.
                     of_columns, number = upcoming_columns, i * groups + first + j + 1
@@ -407,7 +400,6 @@ class GemmMma:
                         out_factor=self.addends.out_factor
                     )
                     self._stage_group(rounded, buffer, first + j)
-            self.operands.stamps.mark(Phase.STORE)
             self.staging.store(buffer, *self._block(place, mma_tile, region))
             self._refill(place, i)
 

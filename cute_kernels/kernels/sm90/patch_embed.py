@@ -240,8 +240,8 @@ class Sm90PatchEmbedKernel(RowsHost, TransposedKernel):
         return swizzled(cute.make_layout(self.out_box, stride=(64, 1, 64 * self.plan.tile_images)))
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
-        self.run(args, profile)
+    def kernel(self, args: DeviceArguments) -> None:
+        self.run(args)
 
     def atoms(self, operands: TransposedArguments) -> tuple[cute.CopyAtom, ...]:
         return operands.x.atom, operands.out.atom

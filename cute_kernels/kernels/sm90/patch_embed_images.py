@@ -37,7 +37,6 @@ from cute_kernels.kernels.strips import (
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
-from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_sm90 import REPACK_PAIRS, REPACK_WARPS, Sm90ImagesPlan
 from cute_kernels.plan.images_strips import REPACKED
 from cute_kernels.plan.tiles import CORE_COLUMNS
@@ -152,7 +151,6 @@ class Repack:
         plan, lane = self.plan, self.thread % 32
         strip, stage = self.strips.consumer_state(), self.operands.producer_state()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.strips.stamps.mark(Phase.TILE)
             for _ in cutlass.range(plan.planes, unroll=1):
                 self.strips.wait_full(strip)
                 raw = self.raw + cute.assume(strip.index * plan.load_pitch, divby=128)
@@ -262,8 +260,8 @@ class Sm90ImagesKernel(ImagesHost, TransposedKernel):
         return swizzled(cute.make_layout(self.out_box, stride=strides))
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
-        self.run(args, profile)
+    def kernel(self, args: DeviceArguments) -> None:
+        self.run(args)
 
     def atoms(self, operands: StripsArguments) -> tuple[cute.CopyAtom, ...]:
         return operands.images[0].atom, operands.out.atom

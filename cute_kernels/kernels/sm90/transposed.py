@@ -17,17 +17,14 @@ from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.pipes import (
     PipelineState,
     Sm90Pipe,
-    Stamps,
     allocate,
     begin,
-    make_stamps,
-    stamp_waits,
     this_cluster,
     warp_and_rank,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import MMA_STEPS, StagingBuffer, staging_buffer
-from cute_kernels.plan.base import VECTOR_BYTES, Phase
+from cute_kernels.plan.base import VECTOR_BYTES
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 
 
@@ -65,7 +62,6 @@ class Mma:
         row_block, position = self.order.start()
         stride = self.order.stride()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
             fetched = self.epilogue.prefetch(row_block, position)
             is_last = tile + self.order.step >= self.order.tiles
             self._await_order()
@@ -98,7 +94,6 @@ class Mma:
 
     def _release(self, stage: PipelineState, outstanding: int) -> None:
         """Frees a stage once at most so many of the newest groups of WGMMAs are outstanding."""
-        self.operands.stamps.mark(Phase.MMA)
         warpgroup.wait_group(outstanding)
         self.operands.arrive_empty(stage, self.thread, self.plan.stage_ctas)
 
@@ -137,7 +132,6 @@ class Mma:
     @cute.jit
     def _await_order(self) -> None:
         if cutlass.const_expr(self._ordered):
-            self.operands.stamps.mark(Phase.ORDER_BARRIER)
             cute.arch.barrier(barrier_id=self.order_barrier + self.warpgroup, number_of_threads=256)
 
     @cute.jit
@@ -220,7 +214,6 @@ class WarpgroupStaging(StagingBuffer):
 
     thread: Int32
     staged: Int32
-    stamps: Stamps
 
     def addresses(self) -> tuple[cute.CopyAtom, cute.Pointer]:
         """stmatrix, and where this lane's row of the first 16 rows is.
@@ -238,11 +231,9 @@ class WarpgroupStaging(StagingBuffer):
     @cute.jit
     def acquire(self) -> None:
         """Waits until the TMA store before has read the buffer; what is written to it is computed from now on."""
-        self.stamps.mark(Phase.BUFFER)
         if self.thread // 32 == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         self._synchronise()
-        self.stamps.mark(Phase.MATH)
 
     @staticmethod
     def write(addresses: tuple[cute.CopyAtom, cute.Pointer], values: cute.Tensor, block: int) -> None:
@@ -254,7 +245,6 @@ class WarpgroupStaging(StagingBuffer):
     @cute.jit
     def store(self, *coordinates: Int32) -> None:
         """Starts the TMA store of the whole buffer to a box of the output, given its coordinates."""
-        self.stamps.mark(Phase.STORE)
         cute.arch.fence_view_async_shared()
         self._synchronise()
         if self.thread // 32 == 0:
@@ -311,13 +301,12 @@ class TransposedKernel:
         return cute.make_tiled_mma(warpgroup.MmaF8Op(weight, x, Float32, shape, source, *majors))
 
     @cute.jit
-    def run(self, args: Any, profile: cute.Pointer | None) -> None:
+    def run(self, args: Any) -> None:
         plan, o = self.plan, args.operands
         warp_index, rank = warp_and_rank(plan)
         barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
         begin(self.graph, warp_index == plan.load_warp, barriers, self.atoms(o))
 
-        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp_index))
         cluster, clusters = this_cluster(plan)
         n_tile = cluster % o.feature_groups * plan.config.cluster + rank
         order = self.order(o, cluster // o.feature_groups, clusters // o.feature_groups)
@@ -332,7 +321,6 @@ class TransposedKernel:
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             self._mma(args, frame, warp_index // 4).run()
-        stamps.finish()
 
     def _mma(self, args: Any, frame: Frame, group: Int32) -> Mma:
         plan, mma, pipe = self.plan, args.tiled_mma, frame.pipes["operands"]
@@ -349,7 +337,7 @@ class TransposedKernel:
         buffer = self.staging(frame) + cute.assume(group * plan.staging_bytes, divby=plan.swizzle_period)
         stored = staging_buffer(buffer, self.staging_layout(), BFloat16, args.operands.out, self.out_box)
         staged = self.graph.named_barrier("staged 0") + group
-        staging = WarpgroupStaging(**vars(stored), thread=thread, staged=staged, stamps=pipe.stamps)
+        staging = WarpgroupStaging(**vars(stored), thread=thread, staged=staged)
         return Mma(
             plan=plan,
             tiled_mma=mma,
