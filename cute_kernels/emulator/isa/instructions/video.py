@@ -1,7 +1,8 @@
-"""Video instructions, of which those of 2 and 4 lanes are in use, and cvt.pack, of operations that others have.
+"""Video instructions of 2 and 4 lanes, and cvt.pack, of operations that others have.
 
-All of them compute with 64 bits, where nothing overflows, and take the bits that they keep. GPUs have no scalar ones:
-of some forms an H100 gives other results than the PTX ISA, by what ptxas makes of them (`_differs`). They are refused.
+All of them compute with 64 bits, where nothing overflows, and take the bits that they keep. The scalar ones (``vadd``,
+``vmad``) are not implemented: GPUs have none, and of many forms an H100 gives other results than the PTX ISA, by what
+ptxas makes of them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.emulator.isa.instructions.compare import integer_compare
-from cute_kernels.emulator.isa.instructions.integers import binary, shift, shift_by
+from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
 from cute_kernels.emulator.isa.ptx.program import Instruction, Operand, Part
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value
 
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_SCALES = {"shr7": 7, "shr15": 15}
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,15 @@ def _compare(relation: str) -> _Operation:
     return lambda numbers, a, b: numbers.compared(relation, a, b)
 
 
-def _moved(name: str, type_: str) -> _Operation:
-    return lambda numbers, a, b: numbers.block.pure(shift(name, type_), a, numbers.block.resize(b, 32))
-
-
 _OPERATIONS: dict[str, _Operation] = {
     **{f"v{name}": _plain(name) for name in ("add", "sub", "min", "max")},
     "vabsdiff": _difference,
     "vavrg": _average,
-    "vshl": _moved("shl", "b64"),
-    "vshr": _moved("shr", "s64"),
     **{f"vset.{relation}": _compare(relation) for relation in _RELATIONS},
 }
 _SOURCES = "{u,s}32 {u,s}32"
-_OPERANDS, _OF_LANES = "d.:u32, a.:u32, b.:u32, c:u32?", "d.:u32, a.:u32, b.:u32, c:u32"
-_LANED = ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
+_OPERANDS = "d.:u32, a.:u32, b.:u32, c:u32"
+_ARITHMETIC = ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
 #: By the digit at the end of the opcode: lanes of a register, the bits of each, and the letter of their selectors.
 _LANES = {"2": (2, 16, "h"), "4": (4, 8, "b")}
 
@@ -124,7 +118,7 @@ class _Opcode:
 
 
 def _selector(operand: Operand, default: str) -> str:
-    return operand.selector or default if isinstance(operand, Part) else default
+    return operand.selector if isinstance(operand, Part) else default
 
 
 def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: int, below: int) -> list[int]:
@@ -135,9 +129,9 @@ def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: i
     return numbers
 
 
-@family(*(f"vset{lanes}" for lanes in _LANES), operands=_OF_LANES, qualifiers=f"{_SOURCES} $relations add?")
+@family(*(f"vset{lanes}" for lanes in _LANES), operands=_OPERANDS, qualifiers=f"{_SOURCES} $relations add?")
 @family(
-    *(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), operands=_OF_LANES,
+    *(f"{name}{lanes}" for name in (*_ARITHMETIC, "vavrg") for lanes in _LANES), operands=_OPERANDS,
     qualifiers=f"{{u,s}}32 {_SOURCES} sat? add?; add / sat",
 )  # fmt: skip
 def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
@@ -170,87 +164,6 @@ def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
     others = (lane for lane in range(count) if lane not in results)
     results |= {lane: numbers.field(c, lane * bits, bits, signed=False) for lane in others}
     block.define(d, numbers.pack([results[lane] for lane in range(count)], bits))
-
-
-def _part(numbers: Numbers, operand: Operand, type_: str) -> Value:
-    """The bits of a register that a scalar instruction takes."""
-    selector = _selector(operand, "")
-    bits = {"": 32, "h": 16, "b": 8}[selector[:1]]
-    first = int(selector[1:] or 0) * bits
-    return numbers.field(numbers.block.value(operand, 32), first, bits, signed=type_ == "s32")
-
-
-def _check_scalar(instruction: Instruction, differs: bool) -> None:
-    """Raises UnsupportedPTX for a selector that is none, and for what ptxas makes something else of."""
-    for operand in instruction.operands:
-        if selector := _selector(operand, ""):
-            _refuse_wrong(instruction, selector, selector[0], 1, 2 if selector[0] == "h" else 4)
-    if differs:
-        raise instruction.refuse(
-            f"{instruction.opcode} is refused: a GPU gives another result than the PTX ISA, since it has no such "
-            "instruction and what ptxas makes of this form differs"
-        )
-
-
-def _differs(instruction: Instruction, opcode: _Opcode, place: str) -> bool:
-    """Whether an H100 gives other results than the PTX ISA for some operands (all 5,297 forms were compared)."""
-    if not opcode.saturates:
-        return place == "h1"
-    unsigned = opcode.kept == "u32" and instruction.parts[0] in ("vadd", "vsub", "vabsdiff")
-    return bool(place) or unsigned or instruction.parts[0] == "vshl"
-
-
-@family("vset", operands=_OPERANDS, qualifiers=f"{_SOURCES} $relations add|min|max?")
-@family("vshl", "vshr", operands=_OPERANDS, qualifiers="{u,s}32 {u,s}32 u32 sat? clamp|wrap add|min|max?")
-@family(*_LANED, operands=_OPERANDS, qualifiers=f"{{u,s}}32 {_SOURCES} sat? add|min|max?")
-def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
-    """vadd, vsub, vabsdiff, vmin, vmax, vset, vshl, vshr, with selectors, where a GPU does as the PTX ISA says."""
-    opcode, numbers = _Opcode.of(instruction), Numbers(block)
-    modes, (d, *sources) = instruction.parts[1:], instruction.operands
-    place = _selector(d, "")
-    secondary = "min" in modes or "max" in modes
-    _check_scalar(instruction, secondary or _differs(instruction, opcode, place))
-    merges = bool(place) or opcode.accumulates
-    if len(sources) != 2 + merges or place and opcode.accumulates:
-        raise instruction.refuse(f"{instruction.opcode} with {len(sources) + 1} operands is not implemented")
-    x, y = _part(numbers, sources[0], opcode.a), _part(numbers, sources[1], opcode.b)
-    if instruction.parts[0] in ("vshl", "vshr"):
-        y = numbers.do("min", y, 32) if "clamp" in modes else block.pure(binary("and", "b64"), y, Constant(31, 64))
-    result = opcode.result(numbers, x, y, 32)
-    if opcode.accumulates:
-        result = numbers.do("add", result, numbers.field(block.value(sources[2], 32), 0, 32, signed=False))
-    result = block.resize(result, 32)
-    if place:
-        bits = 8 if place[0] == "b" else 16
-        insert = PureOp("bfi_b32", ("u32", "u32", "u32", "u32"), "u32")
-        where = Constant(int(place[1:]) * bits, 32), Constant(bits, 32)
-        result = block.pure(insert, result, block.whole(block.value(sources[2], 32)), *where)
-    block.define(d, result)
-
-
-@family("vmad", operands="d:u32, -a.:u32, -b.:u32, -c:u32", qualifiers=f"{{u,s}}32 {_SOURCES} po? sat? shr7|shr15?")
-def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
-    """vmad, with selectors and signs; .sat, .shr7 and .shr15 of two signed operands."""
-    parts = instruction.parts[1:]
-    types = [part for part in parts if part in ("s32", "u32")]
-    scales = [_SCALES[part] for part in parts if part in _SCALES]
-    d, *sources = instruction.operands
-    signs = [isinstance(operand, Part) and operand.negated for operand in sources]
-    negative = signs[0] != signs[1]
-    if "po" in parts and any(signs) or negative and signs[2]:
-        raise instruction.refuse(f"signs of {instruction.opcode} are not those of the PTX ISA")
-    _check_scalar(instruction, (bool(scales) or "sat" in parts) and types[1:] != ["s32", "s32"])
-    numbers = Numbers(block)
-    product = numbers.do("mul.lo", *(_part(numbers, operand, type_) for operand, type_ in zip(sources, types[1:])))
-    c = _part(numbers, sources[2], "s32")
-    zero = Constant(0, 64)
-    total = numbers.do("sub" if negative else "add", zero, product)
-    total = numbers.do("add", numbers.do("sub" if signs[2] else "add", total, c), int("po" in parts))
-    for scale in scales:
-        total = block.pure(shift_by("shr", "s64", scale), total)
-    if "sat" in parts:
-        total = numbers.clamp(total, 32, signed=True)
-    block.define(d, block.resize(total, 32))
 
 
 #: Results of cvt.pack: bits and whether they are signed.

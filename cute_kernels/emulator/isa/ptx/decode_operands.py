@@ -59,7 +59,7 @@ class OperandReader(Reader):
     def _whole(self, *operands: Operand) -> tuple[Operand, ...]:
         """Operands of which no part may be selected."""
         if Part in map(type, operands):
-            raise self._error("a part of a register, or a sign, is not possible inside of an operand")
+            raise self._error("a part of a register is not possible inside of an operand")
         return operands
 
     def moved(self) -> Operand:
@@ -151,9 +151,9 @@ class OperandReader(Reader):
         if token.kind == "decimal":
             return Immediate(struct.unpack("<Q", struct.pack("<d", sign * float(token.text)))[0], 64)
         operand = self._name(token.text) if token.kind == "name" else None
-        if operand is None or negative and not isinstance(operand, Register):
-            raise self._error(f"{token.text!r} is not an operand")
-        return Part(operand.name, getattr(operand, "selector", ""), True) if negative else operand
+        if operand is None or negative:
+            raise self._error(f"{'-' * negative + token.text!r} is not an operand")
+        return operand
 
     def _name(self, name: str) -> Operand:
         """A name is looked up once in a scope: all scopes are complete when operands are read."""

@@ -30,13 +30,12 @@ class Register:
 
 @dataclass(frozen=True)
 class Part(Register):
-    """``r.h1``, ``r.b7654``, ``-r``: what a video instruction takes of a register, or writes of it."""
+    """``r.h1``, ``r.b7654``: what a video instruction takes of a register, or writes of it."""
 
     selector: str = ""
-    negated: bool = False
 
     def __str__(self) -> str:
-        return f"{'-' * self.negated}{self.name}{self.selector and '.'}{self.selector}"
+        return f"{self.name}.{self.selector}"
 
 
 @dataclass(frozen=True)
