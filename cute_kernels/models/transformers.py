@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from cute_kernels.models import processors
-from cute_kernels.models.nn.availability import in_graph, is_plain, is_transformed
+from cute_kernels.models.nn.availability import in_graph, is_plain, is_transformed, traced
 from cute_kernels.models.nn.calls import why_called, why_own
 from cute_kernels.models.nn.engine import check_tensor
 from cute_kernels.models.nn.layer_norm import LayerNormEngine
@@ -81,7 +81,7 @@ class _Images(_Embedding):
             or why_called("position_embedding", positions, torch.nn.Embedding)
             or why_own(self, self.library, torch.nn.Conv2d, torch.nn.Embedding)
         )
-        if is_transformed(ids):
+        if not traced() and is_transformed(ids):
             return False
         numbers = why is None and is_plain(pixel_values)  # else the plain module runs, whatever the positions are
         if numbers and not in_graph() and not self.positions.in_order(ids, positions.num_embeddings):

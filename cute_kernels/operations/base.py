@@ -15,7 +15,7 @@ is its own: shapes that depend on each other, its problem, its operands, its ref
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -24,11 +24,11 @@ from torch.autograd import forward_ad
 
 from cute_kernels.operations.arguments import ArgumentTable, choose_backend
 from cute_kernels.operations.derivatives import Fact, Facts
-from cute_kernels.operations.runtime import gpu
+from cute_kernels.operations.runtime import gpu, repeat
 from cute_kernels.operations.runtime.constants import DERIVED, in_autograd_function
 from cute_kernels.operations.runtime.devices import device_facts, tuned_config
 from cute_kernels.operations.runtime.operands import Operands
-from cute_kernels.operations.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct, call_facts
+from cute_kernels.operations.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
 from cute_kernels.operations.sharding import Shape, Sharding, register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
 
@@ -65,6 +65,12 @@ def dispatch_is_intercepted() -> bool:
 def _carries_tangents() -> bool:
     """Whether a level of forward-mode differentiation is entered; torch has no other name for it."""
     return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def are_of_a_device(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors have nothing but numbers in a device's memory for the dispatcher to look at; the sign of a
+    negated view is not in its memory."""
+    return tensors[0].is_cuda and all(type(each) in PLAIN_TENSORS and not each.is_neg() for each in tensors)
 
 
 def random_values(
@@ -113,8 +119,11 @@ class Prepared:
     output_shape: tuple[int, ...]
 
     def result(self) -> torch.Tensor:
-        """The output without the padding of its rows, contiguous: a view of the operand where there is none."""
-        return self.operands.out[..., : self.output_shape[-1]].contiguous().view(self.output_shape)
+        """The output without the padding of its rows, contiguous: the operand's memory where there is none."""
+        out = self.operands.out
+        if out.shape[-1] != self.output_shape[-1]:
+            out = out[..., : self.output_shape[-1]].contiguous()
+        return out if out.shape == self.output_shape else out.view(self.output_shape)
 
 
 class Operation(ABC, Generic[A]):
@@ -191,13 +200,6 @@ class Operation(ABC, Generic[A]):
         """The problem that a tuned configuration is kept for."""
         return problem
 
-    def chosen_config(self, a: A, problem: Any) -> Any:
-        """The configuration to plan with on a GPU: without one what was found fastest on this kind of device, or None,
-        which leaves it to the plan."""
-        if a.config is not None:
-            return a.config
-        return tuned_config(self.tuned_problem(problem), self.table.tensors_of(a)[0][2].device)
-
     @abstractmethod
     def prepare(self, a: A, plan: Plan) -> Prepared:
         """Lays out the operands of checked arguments, output included."""
@@ -252,13 +254,10 @@ class Operation(ABC, Generic[A]):
         if direct:
             gradients = _is_grad_enabled()
             tensors = [value for value in values if isinstance(value, torch.Tensor)]
-            if tensors[0].is_cuda and all(type(tensor) in PLAIN_TENSORS for tensor in tensors):
-                if not (gradients and any(tensor.requires_grad for tensor in tensors)):
-                    # The sign of a negated view is not in its memory; the dispatcher would make what it stands for.
-                    values = tuple(v.resolve_neg() if isinstance(v, torch.Tensor) else v for v in values)
-                    return self.execute(self.arguments(*values))
-                if not any(tensor.is_neg() for tensor in tensors):
+            if are_of_a_device(tensors):
+                if gradients and any(tensor.requires_grad for tensor in tensors):
                     return _Differentiable.apply(self, None, *flat)
+                return self.execute(self.arguments(*values))
         return getattr(torch.ops.cute_kernels, self.name)(*flat)
 
     def check(self, a: A) -> None:
@@ -266,15 +265,14 @@ class Operation(ABC, Generic[A]):
         self.table.check(a, self.problems)
 
     def plan(self, a: A) -> Plan:
-        """For a CUDA device that has a kernel; otherwise for the architecture of the config.
-
-        Without one that is the first in the operation's `Planner`.
-        """
+        """For a CUDA device that has a kernel, without a config with what was found fastest on its kind, if anything;
+        otherwise for the architecture of the config, without one the first in the operation's `Planner`."""
         device, problem = next(iter(self.table.tensors_of(a)))[2].device, self.problem(a)
         if device.type != "cuda":
             return make_plan(problem, a.config)
         arch, sm_count = device_facts(torch.cuda.current_device() if device.index is None else device.index)
-        return make_plan(problem, self.chosen_config(a, problem), arch, sm_count=sm_count)
+        config = tuned_config(self.tuned_problem(problem), device) if a.config is None else a.config
+        return make_plan(problem, config, arch, sm_count=sm_count)
 
     def given(self, **named: Any) -> A:
         """Arguments by name; the others are left out."""
@@ -292,12 +290,12 @@ class Operation(ABC, Generic[A]):
 
         Of a step of a training, whose numbers are new in every call, it remembers the plan alone, for equal facts.
         """
-        facts = call_facts([getattr(a, name) for name in self.table.rows]) if DERIVED.keeps_nothing else None
-        plan = self.repeated.plans.get(facts)
-        if plan is not None:
+        facts = repeat.call_facts([getattr(a, name) for name in self.table.rows]) if DERIVED.keeps_nothing else None
+        kept = self.repeated.plans.get(facts)
+        if kept is not None:
             self.check_values(a)
-            prepared = self.prepare(a, plan)
-            launch("kernel", plan, prepared.operands)
+            prepared = self.prepare(a, kept.plan)
+            kept.launch(prepared.operands)
             return prepared.result()
         self.check(a)
         self.check_values(a)
@@ -316,7 +314,7 @@ class Operation(ABC, Generic[A]):
         launch(executor, prepared.plan, prepared.operands)
         out = prepared.result()
         if executor == "kernel" and facts is not None:
-            self.repeated.plans[facts] = prepared.plan
+            self.repeated.plans[facts] = repeat.KeptPlan(prepared.plan, tuple(vars(prepared.operands)))
         elif executor == "kernel":
             values = {name: getattr(a, name) for name in self.table.rows}
             self.repeated.put(values, prepared.plan, prepared.operands, out)
@@ -360,9 +358,10 @@ class Operation(ABC, Generic[A]):
             return _Differentiable.apply(self, keyset, *flat)
 
     def _below_autograd(self, keyset: torch._C.DispatchKeySet | None, *flat: Any) -> torch.Tensor:
-        """Computes; ``keyset``: None where the dispatcher may be left out."""
+        """Computes; ``keyset``: None where it is known that the dispatcher may be left out."""
+        tensors = [value for value in flat if isinstance(value, torch.Tensor)]
         with torch._C._AutoDispatchBelowAutograd():
-            if keyset is None:
+            if keyset is None or (are_of_a_device(tensors) and not dispatch_is_intercepted()):
                 return self._run(*flat)
             operator = getattr(torch.ops.cute_kernels, self.name).default
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *flat)
@@ -397,5 +396,5 @@ class _Differentiable(torch.autograd.function._SingleLevelFunction):
         saved = dict(zip(ctx.kept, ctx.saved_tensors))
         values = operation.table.decode((*(saved.get(name) for name in names), *ctx.others))
         found = operation.gradients(operation.arguments(*values), grad, facts)
-        gradients = (found[name] if name in facts.wanted else None for name in names)
-        return None, None, *gradients, *(None for _ in ctx.others)
+        gradients = [found[name] if name in facts.wanted else None for name in names]
+        return None, None, *gradients, *[None] * len(ctx.others)

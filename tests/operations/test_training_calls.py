@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,9 @@ from cute_kernels.operations import base
 from cute_kernels.operations.derivatives import Fact, Facts
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES as OPERATION
 from cute_kernels.operations.reference import patch_rows
+from cute_kernels.operations.runtime import repeat
+from cute_kernels.operations.runtime.operands import Operands
+from cute_kernels.operations.runtime.repeat import KeptPlan
 from cute_kernels.plan import make_plan
 
 
@@ -30,6 +35,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(type(OPERATION), "plan", counted)
     monkeypatch.setattr(base, "choose_backend", lambda device, backend: "kernel")
     monkeypatch.setattr(base, "launch", lambda executor, plan, operands: found.operands.append(operands))
+    monkeypatch.setattr(KeptPlan, "launch", lambda kept, operands: found.operands.append(operands))
     monkeypatch.setattr(base, "in_autograd_function", lambda: True)
     monkeypatch.setattr(OPERATION.repeated, "put", lambda *_: pytest.fail("a weight that trains was remembered"))
     OPERATION.repeated.clear()
@@ -71,6 +77,47 @@ def test_positions_that_a_kernel_reads_as_they_are(launched: SimpleNamespace, mo
         got = launched.operands[-1].table
         assert (got is positions) == (positions is as_is)
         assert torch.equal(got, positions.float()) and got.is_contiguous() and got.data_ptr() % 16 == 0
+
+
+def test_a_kept_plan_launches_on_the_stream_and_device_of_its_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what its kernel takes of them, by their names."""
+    launched, entered = [], []
+
+    class Recorder:
+        def __init__(self, plan: str) -> None:
+            self.plan = plan
+
+        def with_constants(self, parameters: tuple[str, ...]) -> Callable[[tuple], None]:
+            return lambda values: launched.append((self.plan, dict(zip(parameters, values, strict=True))))
+
+    monkeypatch.setattr(repeat.gpu, "bound_launch", Recorder)
+    monkeypatch.setattr(repeat, "_current_stream", lambda device: 40 + device)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
+    kept = KeptPlan(SimpleNamespace(launches=("pass", "product")), ("images", "scale", "table"))
+    for current in (-1, 0):
+        monkeypatch.setattr(repeat, "_current_device", lambda current=current: current)
+        images = torch.ones(3)
+        kept.launch(Operands(images=images, scale=2.0, table=None))
+        given = {"images": images.data_ptr(), "scale": 2.0, "table": None, "stream": 39}
+        assert launched[-2:] == [("pass", given), ("product", given)]
+    assert entered == [-1]
+
+
+def test_an_operator_of_a_device_is_not_dispatched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But with a view whose sign is not in its memory; graphs of `torch.compile` call it in every step."""
+    operator = torch.ops.cute_kernels.patch_embed_images.default
+    dispatched, redispatch = [], type(operator).redispatch
+    monkeypatch.setattr(
+        type(operator), "redispatch", lambda self, *given: dispatched.append(self) or redispatch(self, *given)
+    )
+    images, weight, bias, _ = images_and_the_rest(32, 16)
+    with capture("sm_90a"):
+        given = arguments(images.cuda(), weight.cuda(), bias.cuda())
+        first = operator(*OPERATION.table.encode(given)).cpu()
+        assert operator not in dispatched
+        second = operator(*OPERATION.table.encode((torch._neg_view(-given[0]), *given[1:]))).cpu()
+        assert operator in dispatched
+    assert torch.equal(first, second)
 
 
 def images_and_the_rest(size: int, patch: int) -> tuple[torch.Tensor, ...]:

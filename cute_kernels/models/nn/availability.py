@@ -51,12 +51,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether `torch.func` or forward-mode autograd follows a tensor: operations without such a rule would lose it.
-
-    A call that is being compiled is asked nothing, which keeps its graph whole.
-    """
-    if traced():
-        return False
+    """Whether `torch.func` or forward-mode autograd follows a tensor: operations without such a rule would lose it. Not
+    asked of a call that is `traced`, which keeps its graph whole."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return True
     # Unpacking takes time; torch's own test in front of it is a level that does without a name.

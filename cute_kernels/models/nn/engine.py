@@ -121,16 +121,15 @@ class PatchEngine:
         tensors = [pixels, *(parameter for parameter in parameters if parameter is not None)]
         if self.options.backend == "torch" or availability.plain_torch_wanted():
             return False
+        traced = availability.traced()
         for tensor in tensors:
-            if not availability.is_plain(tensor):
-                return False
-            if availability.is_transformed(tensor):
+            if not availability.is_plain(tensor) or (not traced and availability.is_transformed(tensor)):
                 return False
         if any(parameter.dtype not in _FLOATS for parameter in tensors[1:]) or tensors[1].shape[0] % 8:
             return False
         if self.options.precision_for(tensors[1].dtype) is None or (self.behind_adapter and self.options.integer):
             return False
-        if not availability.traced() and not pixels.numel():
+        if not traced and not pixels.numel():
             return False
         if self.wants_gradients(*tensors) and not self._trains(*tensors[:2]):
             if torch.is_grad_enabled() and not training and not pixels.requires_grad:
@@ -141,10 +140,10 @@ class PatchEngine:
                     stacklevel=4,
                 )
             return False
-        reason = None if availability.traced() else why_seen()
+        reason = None if traced else why_seen()
         reason = reason or availability.no_device(pixels.device, self.options.backend)
         reason = reason or availability.no_product(pixels.device, self.options.backend, self.options.precision)
-        if reason is None and self.options.integer and pixels.dtype == torch.uint8 and not availability.traced():
+        if reason is None and self.options.integer and pixels.dtype == torch.uint8 and not traced:
             reason = self._no_integer_kernel(pixels, parameters[0])
         if reason is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=4)
@@ -212,9 +211,11 @@ class PatchEngine:
         given = given.to(torch.float32) if given.dtype.itemsize == 1 else given  # E4M3 is compared with nothing
         out = given.to(torch.uint8)
         promise = "pixels = 'raw'" if options.pixels == "raw" else f"precision is {options.precision!r}"
+        dtype = pixels.dtype
         self.contradictions.note(
             (out != given).any(),
-            f"images has dtype {pixels.dtype} and {promise}, and there are others than whole numbers from 0 to 255: "
+            0,
+            lambda: f"images has dtype {dtype} and {promise}, and there are others than whole numbers from 0 to 255: "
             "must be raw pixels (of a processor with do_rescale=False and do_normalize=False); 'bf16', 'fp16' and "
             "'fp8' take normalised ones",
         )
@@ -232,21 +233,25 @@ class PatchEngine:
         values = pixels.detach()
         values = values.to(torch.float32) if values.dtype.itemsize == 1 else values  # E4M3 has no maximum
         largest, bound = torch.linalg.vector_norm(values, math.inf), options.bound
-        reach = "pixels of the mean and std of any model in use reach"
-        if options.mean is not None:
-            reach = f"pixels normalised with mean {list(options.mean)} and std {list(options.std)} reach"
         here = "" if pixels.is_cuda else f" up to {float(largest):.4g}"
-        reach = f"images has magnitudes{here}, and {reach} {bound:.4g}"
+
+        def reach() -> str:
+            which = "of the mean and std of any model in use"
+            if options.mean is not None:
+                which = f"normalised with mean {list(options.mean)} and std {list(options.std)}"
+            return f"images has magnitudes{here}, and pixels {which} reach {bound:.4g}"
+
         if options.pixels != "normalised":  # a NaN, which is larger than nothing, hides magnitudes
             self.contradictions.note(
-                ~(largest <= _RAW_FACTOR * bound),
-                f"{reach}: they look raw, or have NaN. Allowed: raw pixels as torch.uint8 or with pixels='raw', or "
-                "normalised ones, which pixels='normalised' promises whatever their magnitude",
+                largest,
+                _RAW_FACTOR * bound,
+                lambda: f"{reach()}: they look raw, or have NaN. Allowed: raw pixels as torch.uint8 or with "
+                "pixels='raw', or normalised ones, which pixels='normalised' promises whatever their magnitude",
             )
         if fp8 and not pixels.is_cuda and float(largest) * (E4M3_MAX / bound) > _E4M3_REACH:
             raise ValueError(
-                f"{reach}, which is all that precision = 'fp8' represents. Allowed: the mean and std that these pixels "
-                "were normalised with, or another precision"
+                f"{reach()}, which is all that precision = 'fp8' represents. Allowed: the mean and std that these "
+                "pixels were normalised with, or another precision"
             )
 
     def images(
@@ -287,11 +292,11 @@ class PatchEngine:
             pos_embed = pos_embed.reshape(-1, pos_embed.shape[-1])
             pos_embed = pos_embed if position_ids is None else pos_embed[position_ids[0]]
         # A graph must not ask which kernels there are; all give bfloat16.
-        asked = weight.dtype is not torch.bfloat16 and not availability.traced()
-        out_dtype = self._images_out_dtype(images, weight) if asked else weight.dtype
-        if out_dtype is not None and (asked or weight.dtype is torch.bfloat16):
+        traced, out_dtype = availability.traced(), weight.dtype
+        if out_dtype is not torch.bfloat16:
+            out_dtype = None if traced else self._images_out_dtype(images, weight)
+        if out_dtype is not None:
             # In a graph the compiler fuses the sum of both, and rows of the table that `call` reads would be guards.
-            traced = availability.traced()
             if traced and bias is not None and pos_embed is not None:
                 bias, pos_embed = None, pos_embed.to(torch.float32) + bias.to(torch.float32)
             given = images, matrix, None, None, bias, pos_embed, patch, out_dtype, self.options.backend, None

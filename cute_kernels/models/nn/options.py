@@ -1,6 +1,7 @@
 """How a patch embedding is to be run, checked where it is said and not at the first image."""
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -107,7 +108,7 @@ class PatchOptions:
         mean, std = (values[0] if len(set(values)) == 1 else values for values in (self.mean, self.std))
         return dataclasses.replace(self, channels=channels, mean=mean, std=std)
 
-    @property
+    @functools.cached_property
     def bound(self) -> float:
         """The largest magnitude that a pixel between 0 and 255 has after normalisation."""
         if self.mean is None:

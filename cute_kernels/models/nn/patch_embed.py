@@ -172,21 +172,22 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         for source in self._sources if pos_embed is None else self._sources[:2]:
             source.check(self)
         check_tensor("pixels", pixels)
-        if pixels.device != self.weight.device:
+        weight = self.weight
+        if pixels.device != weight.device:
             raise ValueError(
-                f"pixels is on {pixels.device} and weight is on {self.weight.device}: they must be on one device"
+                f"pixels is on {pixels.device} and weight is on {weight.device}: they must be on one device"
             )
         pos = self.pos_embed if pos_embed is None else pos_embed
         native = self.grid if pos_embed is None or self.grid is not None else None
         if pos is not None:
-            native = checked_grid(pos, native, self.weight)
+            native = checked_grid(pos, native, weight)
         if pixels.dim() == 3:
             self._check_rows(pixels, spatial_shapes)
         elif spatial_shapes is not None:
             raise ValueError(f"spatial_shapes is of rows, and pixels has shape {list(pixels.shape)}: must be None")
         pixels = self.engine.as_said(pixels)
         takes_over = self.engine.takes_over(
-            None, pixels, lambda: (self.weight, self.bias, pos), training=self.training
+            None, pixels, lambda: (weight, self.bias, pos), training=self.training
         )
         if pixels.dim() == 4:
             return self._images(pixels, pos, native, takes_over)
@@ -195,7 +196,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         raise ValueError(f"pixels has shape {list(pixels.shape)}: must be [B, C, H, W] or [B, L, C * p * p]")
 
     def _images(self, images, pos, native, takes_over: bool) -> torch.Tensor:
-        patch, channels = self.engine.patch(self.weight), self.engine.options.channels
+        weight, bias = self.weight, self.bias
+        patch, channels = self.engine.patch(weight), self.engine.options.channels
         grid = (images.shape[2] // patch, images.shape[3] // patch)
         if images.shape[1] != channels or 0 in grid:
             raise ValueError(
@@ -203,9 +205,9 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             )
         if takes_over:
             table = None if pos is None else self.positions.for_kernel(pos, native, grid)
-            return self.engine.images(images, self.weight, self.bias, table)
+            return self.engine.images(images, weight, bias, table)
         table = None if pos is None else self.positions.table(pos, native, grid)
-        return self.engine.plain(images, self.weight, self.bias, table)
+        return self.engine.plain(images, weight, bias, table)
 
     def _check_rows(self, rows: torch.Tensor, spatial_shapes: object) -> None:
         """Refuses a row of another length, and an image without a batch that could be rows."""

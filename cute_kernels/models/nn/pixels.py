@@ -1,5 +1,6 @@
 """Pixels that are not what was said: refused at once on a CPU, and one call late on a GPU, where nobody waits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,46 +9,46 @@ from cute_kernels.operations.runtime.constants import outside_of_pools
 
 
 @dataclass
-class _Counts:
-    """Counts of one GPU: counted there, copied to the host's pinned memory by each call, and reported so far."""
+class _Largest:
+    """The largest number that calls noted on one GPU; each call copies it to the host's pinned memory."""
 
-    counted: torch.Tensor
+    noted: torch.Tensor
     copied: torch.Tensor
-    words: str = ""
-    reported: int = 0
+    words: Callable[[], str]
 
 
 class Contradictions:
     """Contradictions in the calls of one module."""
 
     def __init__(self) -> None:
-        self._counts: dict[torch.device, _Counts] = {}
+        self._largest: dict[tuple[torch.device, float], _Largest] = {}
 
-    def note(self, wrong: torch.Tensor, words: str) -> None:
-        """Notes whether a call's pixels contradict what was said, a boolean tensor; on a CPU that raises ValueError."""
-        if not wrong.is_cuda:
-            if wrong:
-                raise ValueError(words)
+    def note(self, value: torch.Tensor, limit: float, words: Callable[[], str]) -> None:
+        """Notes a number of a call's pixels, which contradict what was said if it is above a limit or NaN. On a CPU
+        that raises ValueError with these words."""
+        if not value.is_cuda:
+            if not value <= limit:
+                raise ValueError(words())
             return
-        counts = self._counts.get(wrong.device)
-        if counts is None:
+        largest = self._largest.get((value.device, limit))
+        if largest is None:
             if torch.cuda.is_current_stream_capturing():  # memory for these would be the graph's
                 return
-            counts = self._counts[wrong.device] = outside_of_pools(lambda: self._zero(wrong.device), wrong)
-        counts.words = words
-        counts.counted.add_(wrong)
-        counts.copied.copy_(counts.counted, non_blocking=True)
+            largest = outside_of_pools(lambda: self._nothing(value.device, words), value)
+            self._largest[value.device, limit] = largest
+        largest.words = words
+        torch.maximum(largest.noted, value, out=largest.noted)  # of NaN it is NaN
+        largest.copied.copy_(largest.noted, non_blocking=True)
 
     def report(self) -> None:
         """Raises ValueError if an earlier call's pixels on a GPU are known to contradict; it does not wait."""
-        for device, counts in self._counts.items():
-            found = int(counts.copied)
-            if found > counts.reported:
-                counts.reported = found
-                raise ValueError(f"an earlier call on {device} gave wrong results: {counts.words}")
+        for (device, limit), largest in self._largest.items():
+            if not largest.copied.item() <= limit:
+                del self._largest[device, limit]  # copies of what was reported may still be under way
+                raise ValueError(f"an earlier call on {device} gave wrong results: {largest.words()}")
 
     @staticmethod
-    def _zero(device: torch.device) -> _Counts:
+    def _nothing(device: torch.device, words: Callable[[], str]) -> _Largest:
         with torch.inference_mode(False):
-            counted = torch.zeros((), dtype=torch.int64, device=device)
-            return _Counts(counted, torch.zeros((), dtype=torch.int64, device="cpu").pin_memory())
+            noted = torch.zeros((), dtype=torch.float32, device=device)
+            return _Largest(noted, torch.zeros((), dtype=torch.float32, device="cpu").pin_memory(), words)

@@ -1,6 +1,5 @@
 """Plan + operands -> a launch on a GPU."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -13,14 +12,12 @@ from cute_kernels.operations.runtime.operands import Operands, picker
 from cute_kernels.plan import Plan
 
 
-def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = None) -> None:
-    """Enqueues the kernels of a plan on ``stream`` (the device's current stream when None) and returns at once. Raises
-    TypeError: an operand that the plan needs is missing; RuntimeError: the CUDA runtime refused the launch."""
+def launch(plan: Plan, operands: Operands) -> None:
+    """Enqueues the kernels of a plan on the current stream of their device and returns at once. Raises TypeError: an
+    operand that the plan needs is missing; RuntimeError: the CUDA runtime refused the launch."""
     device = operands.device(plan)
-    is_current = device.index == torch.cuda.current_device()
-    with contextlib.nullcontext() if is_current else torch.cuda.device(device):
-        handle = (torch.cuda.current_stream(device) if stream is None else stream).cuda_stream
-        given = operands.addresses()
+    with torch.cuda.device(device):
+        handle, given = torch.cuda.current_stream(device).cuda_stream, operands.addresses()
         for kernel in plan.launches:  # which takes what it knows
             bound_launch(kernel)(**given, stream=handle)
 
@@ -41,16 +38,14 @@ class BoundLaunch:
         self._function = artifact.function  # owns the machine code
         self._function.load()
         self._given = {operand.name for operand in plan.operands if operand.given} | {"stream"}
-        self._by_names: dict[tuple[str, ...], Callable[[Sequence[float | int | None]], None]] = {}
+        self._frames = Frames(plan)
+        self._launch = self._frames.launcher((), self._function.call, self._fail)
 
     def __call__(self, *, stream: int, **given: float | int | None) -> None:
         """Enqueues the kernel on a stream of the current device, a CUstream handle; ``given`` is as of
         `host_arguments`. Raises RuntimeError: the CUDA runtime refused the launch."""
-        names = (*given, "stream")
-        launch = self._by_names.get(names)
-        if launch is None:
-            launch = self._by_names[names] = self.with_constants(names)
-        launch((*given.values(), stream))
+        self._frames.write(**{name: value for name, value in given.items() if name in self._given}, stream=stream)
+        self._launch(())
 
     def with_constants(
         self, parameters: Sequence[str], **constants: float | int | None

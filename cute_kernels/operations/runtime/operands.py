@@ -1,6 +1,5 @@
 """The operands of one launch by name: what `Plan.operands` asks for, checked and laid out, on one device."""
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -51,11 +50,5 @@ class Operands(SimpleNamespace):
     def device(self, plan: Plan) -> torch.device:
         """Where all of them are. Raises TypeError: an operand that the plan needs is missing, or there is one that it
         does not know."""
-        there = tuple((name, value is not None) for name, value in vars(self).items())
-        return getattr(self, _a_written_one(plan, there)).device
-
-
-@functools.lru_cache(maxsize=1024)
-def _a_written_one(plan: Plan, there: tuple[tuple[str, bool], ...]) -> str:
-    check_names(plan, {name: there or None for name, there in there})
-    return next(operand.name for operand in plan.operands if operand.written)
+        check_names(plan, vars(self))
+        return next(iter(self.written(plan).values())).device

@@ -7,6 +7,8 @@ counter, shape and strides. The rules of `cute_kernels.operations.runtime.consta
 inference mode are never remembered, and nothing is taken from here while a CUDA graph is captured.
 """
 
+import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,10 +143,28 @@ class RepeatedCall:
         return out
 
 
+class KeptPlan:
+    """A plan, and its launch with nothing left to look up. ``names``: of all operands that it will be given, in order,
+    a tensor first."""
+
+    def __init__(self, plan: Plan, names: Sequence[str]) -> None:
+        self.plan, self._names = plan, (*names, "stream")
+
+    @functools.cached_property
+    def _launch(self) -> Callable[[Sequence[Any]], None]:
+        return _launch(self.plan, self._names, {})
+
+    def launch(self, operands: Operands) -> None:
+        """`gpu.launch` on the current stream, of operands that the plan knows."""
+        device = next(iter(vars(operands).values())).get_device()
+        with contextlib.nullcontext() if device == _current_device() else torch.cuda.device(device):
+            self._launch((*operands.addresses().values(), _current_stream(device)))
+
+
 class KeptPlans(dict):
     """Plans of checked calls, no more than `_CAPACITY`."""
 
-    def __setitem__(self, key: tuple, plan: Plan) -> None:
+    def __setitem__(self, key: tuple, plan: KeptPlan) -> None:
         if len(self) >= _CAPACITY:
             self.clear()
         super().__setitem__(key, plan)

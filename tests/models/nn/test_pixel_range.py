@@ -7,7 +7,9 @@ import copy
 import pytest
 import torch
 
+from cute_kernels.emulator.programs import capture
 from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.models.nn.pixels import Contradictions
 from tests.models.nn.test_module import ERRORS, MEAN, STD, convolution, error, normalise, uint8_images
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -105,3 +107,25 @@ def test_layers_that_store_their_weight_in_another_type(storage: torch.dtype) ->
     assert torch.equal(
         layer(floats), torch.nn.functional.conv2d(floats, stored.float() / 16, layer.bias, stride=16)
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "limit"), [(2.5, 2.0, 2.0), (float("nan"), 2.0, 2.0), (True, False, 0)]
+)
+def test_what_is_noted_on_a_device_is_reported_once_whatever_follows(wrong: float, right: float, limit: float) -> None:
+    """In the words of the last call; each note is two operators, since each of them is a launch."""
+    noted = Contradictions()
+    with capture("sm_90a"):
+        good, bad = (torch.tensor(value).cuda() for value in (right, wrong))
+        noted.note(good, limit, str)
+        with torch.profiler.profile() as profile:
+            noted.note(good, limit, str)
+        operators = [event.name for event in profile.events() if event.cpu_parent is None]
+        assert [name for name in operators if name.startswith("aten::")] == ["aten::maximum", "aten::copy_"]
+        noted.report()
+        noted.note(bad, limit, lambda: "of the bad call")
+        noted.note(good, limit, lambda: "of the last call")
+        with pytest.raises(ValueError, match="an earlier call on cuda:0 gave wrong results: of the last call"):
+            noted.report()
+        noted.note(good, limit, str)
+        noted.report()
