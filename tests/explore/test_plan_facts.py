@@ -24,3 +24,8 @@ def test_instructions_are_counted_by_opcode_without_modifiers(monkeypatch: pytes
     monkeypatch.setattr(plan_facts.compile, "disassemble", lambda cubin: LISTING)
     mix = plan_facts.instruction_mix(make_plan(GemmProblem(128, 128, 64), arch="sm_90a"))
     assert list(mix.items()) == [("all", 5), ("LDG", 2), ("BRA", 1), ("LDC", 1), ("UIADD3", 1)]
+
+
+def test_a_description_ends_with_the_modelled_time() -> None:
+    rows = plan_facts.described(make_plan(GemmProblem(4096, 768, 768), arch="sm_90a"))
+    assert [name for name, _ in rows][-2:] == ["time", ""] and " us" in rows[-2][1]

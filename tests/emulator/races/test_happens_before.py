@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cute_kernels.emulator.errors import ProxyFenceMissing, Race, SharedMemoryRace
-from cute_kernels.emulator.races.happens_before import FULL
+from cute_kernels.emulator.races.happens_before import FULL, Offset
 from cute_kernels.emulator.races.sync_point import Order
 from tests.emulator.crew import Crew, converge, fence_proxy
 
@@ -241,3 +241,12 @@ def test_more_readers_than_layers_are_all_remembered():
     point.complete()
     crew[5].agent.acquire(point, SYNC)
     crew.touch(5, np.array([1024]), 16, write=True)
+
+
+def test_the_latest_of_several_loads_whose_values_are_used_is_complete() -> None:
+    """And with it those before it, of tensor memory."""
+    agent = Crew([2048], [0]).warps[0].agent
+    for index in (3, 4):
+        agent.new_load(index)
+    agent.loads_used([3, 4])
+    assert agent.clocks[0, agent.base + Offset.TENSOR_LOAD] == agent.loads[4] > agent.loads[3]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cute_kernels.emulator import EmulatorError, Options
+from cute_kernels.emulator.errors import Race
+from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.reports.barriers import pipeline_in_call, variable_in_call
 from cute_kernels.emulator.reports.diagnosis import diagnose
 from cute_kernels.emulator.reports.reporter import Reporter
+from cute_kernels.emulator.reports.text import render
+from cute_kernels.emulator.reports.words import noun
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 from tests.processes import run_python
@@ -232,3 +237,22 @@ def test_a_failing_test_shows_tensors_of_the_dsl(tmp_path: Path) -> None:
     done = run_python(*words, cwd=tmp_path, env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     assert done.returncode == 1 and "1 failed" in done.stdout
     assert re.search(r"compact += Tensor<0x[0-9a-f]+@gmem o \(\?,4\)", done.stdout)
+
+
+def test_lines_that_are_left_out_are_counted() -> None:
+    """Of an access that many lines of an unrolled loop may have made."""
+    stores = tuple(SimpleNamespace(parts=("st",), line=line, source="", text="st;") for line in range(10, 19))
+    found = diagnose(Race("a race").know("shared-race", side=Side("reads"), other=Side("wrote", stores)))
+    shown = len(re.findall("PTX line 1[0-8]", render(found)))
+    assert f"or {9 - shown} more lines" in render(found) and 0 < shown < 9
+    assert "more lines" not in render(found, verbose=True)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "expected"),
+    [("tcgen05.ld.sync", "tcgen05.ld"), ("tcgen05.mma", "MMA"), ("cp.async.ca.shared.global", "cp.async"),
+     ("cp.async.bulk.tensor.2d.shared::cluster.global", "TMA load"), ("cp.async.bulk.global.shared::cta", "bulk store"),
+     ("st.shared", "store"), ("prefetch.global", "prefetch")],
+)  # fmt: skip
+def test_what_an_instruction_is_called(opcode: str, expected: str) -> None:
+    assert noun(SimpleNamespace(parts=tuple(opcode.split(".")))) == expected
