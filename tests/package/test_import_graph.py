@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "kernels": {"config", "dsl", "plan"},
     "operations": {"common", "config", "dsl", "plan", "kernels", "emulator"},
     "models": {"common", "config", "plan", "operations"},
-    "explore": {"common", "config", "dsl", "plan", "kernels", "operations", "models", "emulator"},
+    "explore": {"common", "config", "dsl", "plan", "operations", "models", "emulator"},
     "commands": {"", "common", "dsl", "emulator", "plan", "operations", "models", "explore"},
     "pytest_plugin": {"common"},
     "__main__": {"commands"},

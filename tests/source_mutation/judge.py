@@ -48,12 +48,12 @@ def judge(copy: Path, part: Part, mutant: Mutant | None, seconds: float) -> Outc
     """
     if mutant is None:
         return _run(copy, part, seconds)
-    from tests.source_mutation.mutants import mutated  # needs Cosmic Ray
+    import tests.source_mutation.mutants as mutants  # needs Cosmic Ray
 
     path = copy / mutant.path
     text = path.read_text()
     try:
-        path.write_text(mutated(text, mutant))
+        path.write_text(mutants.mutated(text, mutant))
         return _run(copy, part, seconds)
     finally:
         path.write_text(text)
