@@ -261,7 +261,10 @@ def call_sites() -> Iterator[None]:
         return ir.Location.name(f"called at {'|'.join(callers)}", childLoc=location) if callers else location
 
     with op.loc_transform(with_callers):
-        yield
+        try:
+            yield
+        finally:
+            running.clear()  # what the frames of the last operation have
 
 
 class _Callers:
@@ -290,6 +293,9 @@ class _Callers:
             self._above[frame] = callers
             callers = self._with_call(frame, callers)
         return callers
+
+    def clear(self) -> None:
+        self._above.clear()
 
     def _with_call(self, frame: types.FrameType, callers: tuple[str, ...]) -> tuple[str, ...]:
         place = id(frame.f_code), frame.f_lasti

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import sys
 import weakref
@@ -68,6 +69,20 @@ def test_what_finished_functions_had_is_let_go_at_the_next_operation() -> None:
     finished()
     remembering.of(sys._getframe())
     assert kept[0]() is None
+
+
+def test_what_the_program_has_is_let_go_after_a_compilation() -> None:
+    def compiled() -> weakref.ref:
+        large = {1}
+        compiling.compile_function(staged_on, (make_fake_compact_tensor(cutlass.Int32, (8,)),), "sm_90a")
+        return weakref.ref(large)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert compiled()() is None
+    finally:
+        gc.enable()
 
 
 @cute.kernel
