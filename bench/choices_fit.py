@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 
 from bench import archive
-from cute_kernels.config import Config, GemmProblem, Problem
+from cute_kernels.config import Config, GemmProblem, Problem, Sm90GemmConfig
 from cute_kernels.plan import Plan, gemm_sm90_fit, make_plan, predict
 from cute_kernels.plan import gemm_sm90 as sm90
 
@@ -74,13 +74,19 @@ class Timed:
         own = make_plan(self.problem, arch="sm_90a").config
         if top == 1 and own in times:
             return own
-        return min(sorted(times, key=self.modelled)[:top], key=times.__getitem__)
+        known = list(filter(is_candidate, times)) or list(times)  # other tiles were timed, too, and are never chosen
+        return min(sorted(known, key=self.modelled)[:top], key=times.__getitem__)
 
     def modelled(self, config: Config) -> float:
         return predict(make_plan(self.problem, config, "sm_90a")).microseconds
 
     def regret(self, mode: str, choice: Config) -> float:
         return self.times[mode][choice] / min(self.times[mode].values())
+
+
+def is_candidate(config: Config) -> bool:
+    """Whether the chooser may take it: of the GEMM's tiles only those that have factors."""
+    return not isinstance(config, Sm90GemmConfig) or sm90.tile(config) in gemm_sm90_fit.CANDIDATES
 
 
 Parse = Callable[[dict[str, str]], tuple[Problem, Config | None]]
@@ -124,7 +130,7 @@ class Data:
         owners = []
         for number, shape in enumerate(shapes):
             for config in shape.times["sustained"]:
-                if self.is_known(config):
+                if is_candidate(config):
                     self.plans.append(make_plan(shape.problem, config, "sm_90a"))
                     owners.append(number)
         self.owners = torch.tensor(owners)
@@ -136,10 +142,6 @@ class Data:
                 for plan, times in zip(self.plans, times, strict=True)
             ]
             self.slower[mode] = tensor(slower).log()
-
-    def is_known(self, config: Config) -> bool:
-        """Whether the model has what the configuration asks for."""
-        return True
 
     def clocks(self, constants: Mapping[str, Sequence[torch.Tensor]], factors: torch.Tensor) -> torch.Tensor:
         """Modelled time of every candidate."""
@@ -183,9 +185,6 @@ class GemmData(Data):
         self.inside_line = tensor(each % sm90.LINE_BYTES > 0 for each in row_bytes)
         self.inside_sector = tensor(each % sm90.SECTOR_BYTES > 0 for each in row_bytes)
         self.memory = tensor(map(sm90.memory_clocks, plans))
-
-    def is_known(self, config: Config) -> bool:
-        return sm90.tile(config) in gemm_sm90_fit.CANDIDATES
 
     def clocks(self, constants: Mapping[str, Sequence[torch.Tensor]], factors: torch.Tensor) -> torch.Tensor:
         """Modelled time of every candidate, and of memory, which is the same for all of a shape and hides the rest."""

@@ -28,7 +28,7 @@ TEXT = Path(__file__).with_name("performance_page.md")
 PAGE = TEXT.parents[1] / "docs" / "performance.md"
 
 DAY = "2026-11-21-h200"
-LAYERS = "2026-11-26-h100"
+LAYERS = "2026-11-30-h200"
 """Archive of the last measurement of the layers of towers."""
 
 CHOICES, LATER = "2026-11-29-h200.tar.xz", "2026-11-30-h200.tar.xz"
@@ -38,7 +38,7 @@ CHOICE_FILES = {
     "one in three": (f"{CHOICES}/choices.csv", f"{CHOICES}/choices-?.csv", f"{CHOICES}/choices-??.csv"),
     "few columns or rows": (f"{CHOICES}/choices-narrow*.csv",),
     "drawn after the last fit": (f"{CHOICES}/after-wide*.csv", f"{LATER}/after-wide*.csv"),
-    "drawn after it, few columns or rows": (f"{CHOICES}/after-narrow*.csv",),
+    "drawn after it, also in 80 other tiles": (f"{LATER}/after-tiles*.csv", f"{CHOICES}/after-narrow*.csv"),
 }
 """Files of shapes, of which no fit of numbers has seen one in three, or, of those drawn after it, any."""
 
@@ -126,14 +126,18 @@ def recorded_settings(detail: str) -> dict[str, str]:
     return settings | ({"pass": "True"} if " in front" in parts[0] else {})
 
 
-def is_today(detail: str, case: ImagesCase) -> bool:
-    """Whether a recorded configuration is the one that the case gets now.
+FIELDS_WENT = "2026-11-27"
+"""Runs from this day on have the pairs of rows and the products of zeros that are no fields any more."""
+
+
+def is_today(detail: str, case: ImagesCase, date: str) -> bool:
+    """Whether a configuration that was recorded on a day is the one that the case gets now.
 
     A field that did not exist yet counts as what the kernel did then: no repacking, and all steps of K multiplied,
     also those of zeros, which patches of 16 do not have.
     """
     now, then = today(case), recorded_settings(detail)
-    if "raw_stages" in now:  # what these were, while they were fields
+    if date < FIELDS_WENT and "raw_stages" in now:  # what these were, while they were fields
         now |= {"repack_pairs": str(REPACK_PAIRS if now["source"] == "repack" else 0), "skip_zeros": "True"}
     skipped = now.get("skip_zeros") if case.patch == 16 else "False"
     defaults = {"raw_stages": "0", "repack_pairs": "0", "skip_zeros": skipped}
@@ -216,11 +220,12 @@ def image_rows() -> list[ImageRow]:
                 continue
             run = from_json(text) if "schema" in json.loads(text) else None
             for result in run.cases if run else _of_variants(text):
+                date = run.date if run else day
                 mine = [p for p in result.peers if p.runs and re.match(rf"{OURS}\b|one kernel|pass \+ rows", p.name)]
-                current = [peer for peer in mine if is_today(peer.detail, result.case)]
+                current = [peer for peer in mine if is_today(peer.detail, result.case, date)]
                 default = [peer for peer in mine if peer.name == OURS]
                 for ours in (current or default)[:1]:
-                    row = ImageRow(run.date if run else day, result, ours, bool(current))
+                    row = ImageRow(date, result, ours, bool(current))
                     rows[result.case] = max(row, rows.get(result.case, row), key=lambda row: row.rank)
 
     def order(row: ImageRow) -> tuple[object, ...]:
@@ -276,17 +281,24 @@ def choice() -> str:
     for name in CHOICE_FILES:
         shapes = unseen(name)
         cells = [name, str(len(shapes))]
-        for values in choices_fit.regrets(shapes).values():
+        for values in (*choices_fit.regrets(shapes).values(), *choices_fit.regrets(shapes, 2).values()):
             found = sorted(value for value in values if not math.isnan(value))
             cells.append(f"{statistics.mean(found):.3f}, {choices_fit.percentile(found):.2f}, {found[-1]:.2f}")
-        found = sorted(choices_fit.regrets(shapes, 3)["sustained"])
-        cells.append(f"{statistics.mean(found):.3f}, {choices_fit.percentile(found):.2f}, {found[-1]:.2f}")
         for mode in choices_fit.MODES:
             beside = [s for s in shapes if s.kind == "bf16" and mode in s.peers and s.times[mode]]
             ratios = [s.peers[mode] / s.times[mode][s.choice(mode)] for s in beside]
             cells.append(f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})")
         lines.append(tuple(cells))
-    header = "shapes", "count", "mean, 95%, most", "bursts", "of three", "cuBLAS / ours, BF16 (least)", "bursts"
+    header = (
+        "shapes",
+        "count",
+        "mean, 95%, most",
+        "bursts",
+        "faster of two",
+        "bursts",
+        "cuBLAS / ours, BF16 (least)",
+        "bursts",
+    )
     return markdown(header, lines)
 
 

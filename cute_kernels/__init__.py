@@ -30,7 +30,12 @@ from cute_kernels.config import (
 
 if TYPE_CHECKING:
     from cute_kernels import models
-    from cute_kernels.explore.tuning.functions import tune_gemm, tune_patch_embed, tune_patch_embed_images
+    from cute_kernels.explore.tuning.functions import (
+        tune_first_calls,
+        tune_gemm,
+        tune_patch_embed,
+        tune_patch_embed_images,
+    )
     from cute_kernels.operations.gemm import gemm
     from cute_kernels.operations.layer_norm import layer_norm_linear, prepare_layer_norm_weight
     from cute_kernels.operations.patch_embed import patch_embed
@@ -66,6 +71,7 @@ __all__ = [
     "prepare_layer_norm_weight",
     "prepare_patch_weight",
     "round_tf32",
+    "tune_first_calls",
     "tune_gemm",
     "tune_patch_embed",
     "tune_patch_embed_images",
@@ -82,6 +88,7 @@ _WITH_TORCH = {
     "prepare_layer_norm_weight": "operations.layer_norm",
     "prepare_patch_weight": "operations.patch_weight",
     "round_tf32": "operations.reference.rounding",
+    "tune_first_calls": "explore.tuning.functions",
     "tune_gemm": "explore.tuning.functions",
     "tune_patch_embed": "explore.tuning.functions",
     "tune_patch_embed_images": "explore.tuning.functions",

@@ -13,6 +13,7 @@ is its own: shapes that depend on each other, its problem, its operands, its ref
 """
 
 import contextlib
+import contextvars
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,11 @@ _functorch_level, _is_tracing = torch._C._functorch.peek_interpreter_stack, torc
 
 A = TypeVar("A")
 """The dataclass of an operation's arguments."""
+
+FIRST_CALLS: contextvars.ContextVar["Callable[[Operation, Any], Any] | None"] = contextvars.ContextVar(
+    "first calls", default=None
+)
+"""Finds the configuration of a problem that nobody has tuned; None: the chooser does."""
 
 
 def dispatch_is_intercepted() -> bool:
@@ -271,8 +277,17 @@ class Operation(ABC, Generic[A]):
         if device.type != "cuda":
             return make_plan(problem, a.config)
         arch, sm_count = device_facts(torch.cuda.current_device() if device.index is None else device.index)
-        config = tuned_config(self.tuned_problem(problem), device) if a.config is None else a.config
+        config = self._tuned_config(problem, device) if a.config is None else a.config
         return make_plan(problem, config, arch, sm_count=sm_count)
+
+    def _tuned_config(self, problem: Any, device: torch.device) -> Any:
+        """The configuration that was found fastest on this kind of device, if any, or is found now."""
+        tuned, tune = self.tuned_problem(problem), FIRST_CALLS.get()
+        config = tuned_config(tuned, device)
+        if config is not None or tune is None or torch.cuda.is_current_stream_capturing():  # a capture allows no timing
+            return config
+        with torch.cuda.device(device):
+            return tune(self, tuned)
 
     def given(self, **named: Any) -> A:
         """Arguments by name; the others are left out."""

@@ -61,3 +61,25 @@ def test_the_winner_of_rows_is_used(dtype, tmp_path, monkeypatch):
     expected = (0.5 * product + pos).float().bfloat16()
     for _ in range(2):
         assert torch.equal(cute_kernels.patch_embed(x, weight, None, pos, scale_a=0.5), expected)
+
+
+@pytest.mark.gpu_only("times")
+def test_first_calls_choose_by_time_where_that_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tuned, "_KNOWN", {})
+    a, b = (torch.randint(-8, 9, size, device="cuda").bfloat16() for size in ((328, 2048), (1488, 2048)))
+    expected = (a.double() @ b.double().T).bfloat16()
+    graph, stream, default = torch.cuda.CUDAGraph(), torch.cuda.Stream(), GEMM.prepared(a=a, b=b).plan.config
+    with cute_kernels.tune_first_calls():
+        cute_kernels.gemm(a, b, config=default)
+        assert tuned.files() == []
+        for _ in range(2):
+            assert torch.equal(cute_kernels.gemm(a, b), expected)
+        with torch.cuda.graph(graph, stream=stream):
+            result = cute_kernels.gemm(a, b)
+    (config,) = [config for config in tuned._KNOWN.values() if config is not None]
+    problem = GemmProblem(328, 1488, 2048)
+    assert config in [plan.config for plan in candidate_plans(problem, architecture.at_hand())[:2]]
+    assert len(tuned.files()) == 1
+    graph.replay()
+    assert torch.equal(result, expected) and torch.equal(cute_kernels.gemm(a, b), expected)

@@ -1,7 +1,11 @@
-"""`tune_gemm`, `tune_patch_embed`, `tune_patch_embed_images`: the fastest configuration of a problem on a GPU."""
+"""`tune_gemm`, `tune_patch_embed`, `tune_patch_embed_images`: the fastest configuration of a problem on a GPU.
+`tune_first_calls`: of every problem that a program calls."""
 
+import contextlib
 import dataclasses
-from typing import Literal, get_args
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,7 +22,7 @@ from cute_kernels.config import (
     name_of,
 )
 from cute_kernels.explore.tuning import search
-from cute_kernels.operations.base import ROW_BYTES
+from cute_kernels.operations.base import FIRST_CALLS, ROW_BYTES, Operation
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
@@ -28,6 +32,36 @@ from cute_kernels.plan.options import table_rows
 
 Table = Literal["positions", "index", "bias", "none"]
 """Kind of table that the epilogue adds."""
+
+
+@contextlib.contextmanager
+def tune_first_calls(candidates: int = 2) -> Iterator[None]:
+    """A context in which the first call of each problem on a GPU times ``candidates`` configurations, the most
+    promising first, and remembers the fastest as `tune_patch_embed` does.
+
+    For a model's warm-up: such a call takes seconds, waits for the device and allocates at least 160 MB of random data
+    meanwhile. A problem that was tuned before, or called before in this process, keeps its configuration; so does a
+    call with a ``config``, or in a CUDA graph that is being captured. Where memory is short, a RuntimeWarning says that
+    the chooser's configuration is taken.
+
+    Raises:
+        TypeError, ValueError: ``candidates`` is no integer, or below 1.
+        RuntimeError: in a call: a candidate computed something else than the others.
+    """
+    search.check_counts(candidates=candidates)
+
+    def tune(operation: Operation, problem: Any) -> Any:
+        try:
+            return search.tune(operation, problem, candidates)
+        except torch.OutOfMemoryError:
+            warnings.warn(f"too little memory to time {operation.name} of {problem}", RuntimeWarning, stacklevel=2)
+            return None
+
+    token = FIRST_CALLS.set(tune)
+    try:
+        yield
+    finally:
+        FIRST_CALLS.reset(token)
 
 
 def tune_patch_embed(

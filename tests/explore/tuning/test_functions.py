@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import unittest.mock
@@ -97,6 +98,38 @@ def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
     assert tune_gemm(3000, 500, 640, candidates=5) in candidates[:5] + [
         plan.config for first in candidate_plans(problem, "sm_90a")[:5] for plan in gemm_op.GEMM.variants(first)
     ]
+
+
+def test_first_calls_take_the_faster_of_two_where_that_was_asked_for(device, monkeypatch):
+    capturing = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "device", lambda place: contextlib.nullcontext())
+    first, second, third = (plan.config for plan in candidate_plans(GemmProblem(3000, 500, 640), "sm_90a")[:3])
+    device.update({first: 1.5, second: 1.2, third: 1.0})
+    assert planned(3000, 500, 640) == first
+    with cute_kernels.tune_first_calls():
+        capturing = True
+        assert planned(3000, 500, 640) == first
+        capturing = False
+        assert planned(3000, 500, 640) == second
+        with cute_kernels.tune_first_calls(candidates=3):  # what is tuned stays, what is not is of three
+            assert planned(3000, 500, 640) == second
+            assert planned(3004, 500, 640) == third
+    assert planned(3000, 500, 640) == second
+    assert planned(3008, 500, 640) == make_plan(GemmProblem(3008, 500, 640), arch="sm_90a").config
+
+
+def test_first_calls_without_memory_take_the_choosers(device, monkeypatch):
+    def no_memory(operation, problem):
+        raise torch.OutOfMemoryError("none is left")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda place: contextlib.nullcontext())
+    monkeypatch.setattr(search, "input_sets", no_memory)
+    with cute_kernels.tune_first_calls(), pytest.warns(RuntimeWarning, match="too little memory to time gemm of"):
+        assert planned(3000, 500, 640) == make_plan(GemmProblem(3000, 500, 640), arch="sm_90a").config
+    with pytest.raises(ValueError, match="candidates = 0"), cute_kernels.tune_first_calls(0):
+        pass
 
 
 ROWS = PatchEmbedProblem(8 * 196, 768, 768, table_rows=196)
