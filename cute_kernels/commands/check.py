@@ -44,7 +44,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         description="Runs a Python program once in the emulator, then each of its different launches again under many "
         "schedules, from the memory that it found: the two events of each place that stands against its certificate in "
         "the other order, then more orders of them; asynchronous work early, late and at random; random "
-        "orders; launches that may overlap, overlapping. A launch with a certificate is not run again: "
+        "orders; launches that may overlap, checked against each other. A launch with a certificate is not run again: "
         "its one run stands for all schedules. A schedule that fails is reduced to the simplest one that fails, and "
         "printed as a command that repeats it.",
         statuses=EXIT_STATUSES,

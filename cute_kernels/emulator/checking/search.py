@@ -40,8 +40,7 @@ class Finding:
     kind: str  # name of the class of the error, or `DIFFERENT_RESULT`
     text: str  # in what the result differs, or the emulator's message
     error: EmulatorError | None = None  # what the emulator raised, or None for a result that differs
-    # the fewest steps that show it; None where the schedule draws nothing, or where they do not show it again, as where
-    # results depend on how two launches overlap
+    # the fewest steps that show it; None where the schedule draws nothing, or where they do not show it again
     fewest: FewestSteps | None = None
     order: str = ""  # of two events of a place, in words, which make it fail; "" where nothing is known of any
 

@@ -32,7 +32,6 @@ from cute_kernels.common.words import counted
 from cute_kernels.dsl.programs import compiling_for, context_initialisers
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.isa.ptx.decode import parse
-from cute_kernels.emulator.machine.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.machine.launch.run import Report
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.observe.roles import of_kernel
@@ -135,7 +134,6 @@ class Session:
         self._overlap, self._recorder = overlap, recorder
         self._roles = roles or {}
         self._order = StreamOrder() if overlap or recorder is not None else None
-        self._before: Finished | None = None
         self._memory = GlobalMemory()
         self._local = threading.local()
         self.streams = Streams()
@@ -281,17 +279,12 @@ class Session:
                 names=names,
                 shapes=self.device.shape,
             )
-        finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
-        before, self._before = self._before, None
         try:
             if memory is self._memory:  # an operation has chosen its chip
                 self._check_chip(launch)
             options = dataclasses.replace(options, trace=trace, going_on=attaching(going_on, launch, number))
             report = host.execute(launch, memory, options, programmatic=programmatic)
             self._look_for_races(launch, number)
-            in_turn = True
-            if before is not None and finished is not None and overlaps:
-                in_turn = before.let_overlap(finished, self._memory, self.options)
         except EmulatorError as error:
             if shape := self.device.freed(error.address):
                 error.freed(shape)
@@ -303,8 +296,6 @@ class Session:
             raise
         if self._recorder is not None:
             self._recorder.ended(report)
-        # Of a launch that did something else by overlapping the one before, a repetition begins with other memory.
-        self._before = finished if in_turn else None
         if self._order is not None:
             self._order.launched(regions.items(), launch.stream)
         if self._kept is not None:
@@ -458,10 +449,8 @@ def capture(
             cluster, shared memory, parameters, outcome) of every launch N, failing ones included. Launches of one PTX
             share the file of the first. Such files of an earlier program are deleted.
         overlap: a launch with programmatic stream serialisation that comes directly behind another may begin before
-            that one is over: what griddepcontrol.wait does not order races. Both launches then run once more, the
-            second up to its wait while the first has come no further than griddepcontrol.launch_dependents, and results
-            are those of that order (`cute_kernels.emulator.machine.launch.overlap`). One whose order matters is
-            followed in turn.
+            that one is over: what griddepcontrol.wait does not order is reported as a race. Launches run one after the
+            other.
         recorder: takes every launch with the memory that it finds.
         roles: part of a kernel's name ("" fits all) -> name per warp of a CTA, "" for none; for counters, timelines
             and reports. The longest part that fits counts, and where none does, ``options.roles``.

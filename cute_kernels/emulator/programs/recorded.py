@@ -19,7 +19,6 @@ import numpy as np
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, attaching
 from cute_kernels.emulator.isa.ptx.decode import parse
-from cute_kernels.emulator.machine.launch.overlap import lets_overlap, run_overlapping
 from cute_kernels.emulator.machine.launch.run import Report
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.options import Options
@@ -278,8 +277,7 @@ class Replay:
             options: schedule and detectors; steps are those of this launch, not of one that it overlaps.
             ptx: another text for the kernel.
             overlap: behind the launch that it may overlap, or, where the program has none, behind itself; accesses
-                that griddepcontrol.wait does not order race. Behind another launch the result is that of the two
-                overlapping (`cute_kernels.emulator.machine.launch.overlap`).
+                that griddepcontrol.wait does not order race.
 
         Raises:
             EmulatorError: what the emulator reports, with the launch and its number in the program.
@@ -306,13 +304,6 @@ class Replay:
             except EmulatorError as error:
                 error.attach(text, each.launch, each.number)
                 raise
-        if overlap and recorded.previous is not None and recorded.launch.programmatic:
-            pair = recorded.previous, recorded
-            first, second = (self._here(each, ptx) for each in pair)
-            if lets_overlap(first):
-                for buffer, content in zip(self._buffers, contents):
-                    buffer[:] = content
-                run_overlapping(first, second, memory, options, tuple(each.number for each in pair))
         return Outcome(report, tuple(buffer.copy() for buffer, _ in zip(self._buffers, recorded.memory)))
 
     def addresses(self) -> dict[str, tuple[int, int]]:

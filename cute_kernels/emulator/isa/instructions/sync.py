@@ -263,35 +263,17 @@ def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(pause, blocking=True)
 
 
-def _is_held(warp: Warp, what: str) -> bool:
-    """Whether the warp now waits for another launch at this griddepcontrol."""
-    if not warp.held_at(what):
-        return False
-    describe = f"waits for another launch at griddepcontrol.{what}"
-    warp.wait = Wait("griddepcontrol", lambda: not warp.held_at(what), lambda: describe)
-    return True
-
-
-def wait_for_grid(warp: Warp, mask: int) -> bool | None:
-    """griddepcontrol.wait: until the launch before is over."""
-    if _is_held(warp, "wait"):
-        return None
+def wait_for_grid(warp: Warp, mask: int) -> None:
+    """griddepcontrol.wait: the launch before is over, and what it did is ordered in front of what follows."""
     if warp.agent is not None:
         warp.cluster.tracker.predecessor_done(warp.agent)
-    return True
 
 
-def launch_dependents(warp: Warp, mask: int) -> bool | None:
-    """griddepcontrol.launch_dependents: the launch behind may begin once every CTA has executed it."""
-    warp.cluster.triggered.add(warp.cta.rank)
-    return None if _is_held(warp, "launch_dependents") else True
-
-
-@family("griddepcontrol", destinations=0, blocking=True, operands="", qualifiers="wait|launch_dependents")
+@family("griddepcontrol", destinations=0, operands="", qualifiers="wait|launch_dependents")
 def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
-    """griddepcontrol.wait / launch_dependents: where a launch that may overlap another one waits or lets it begin."""
-    parts = instruction.parts[1:]
-    block.call(wait_for_grid if "wait" in parts else launch_dependents, blocking=True)
+    """griddepcontrol.wait / launch_dependents: launches run one after the other, so that none waits for another."""
+    if "wait" in instruction.parts:
+        block.call(wait_for_grid)
 
 
 def lower_registers(warp: Warp, mask: int, count: int) -> None:

@@ -127,8 +127,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="let a launch with programmatic stream serialisation begin before the previous launch is over; results "
-        "then show accesses that griddepcontrol.wait does not order",
+        help="a launch with programmatic stream serialisation may begin before the previous launch is over: report "
+        "accesses that griddepcontrol.wait does not order",
     )
     parser.add_argument(
         "--steps", type=steps_of, default=(), metavar="STEP,..",

@@ -145,8 +145,6 @@ class Scheduler:
                 self._look_for_livelock()
             if ran or not cluster.running or cluster.engine.step():
                 continue
-            if self.pause is not None and any(warp.waits_for_launch() for warp in cluster.warps):
-                return
             idle_rounds += 1
             sleeping = any(getattr(warp.wait, "key", None) == "nanosleep" for warp in cluster.warps)
             if idle_rounds > (_SLEEPING_PATIENCE if sleeping else _PATIENCE) or not self._time_out():

@@ -44,8 +44,6 @@ class ClusterState(Protocol):
     ctas: Sequence[CtaState]
     running: Collection[WarpState]
     progress: int
-    held_at: str
-    excused: Collection[WarpState]
     memory: ClusterMemory
     gmem: GlobalMemory
     barriers: MBarriers
@@ -190,15 +188,6 @@ class WarpState:
     def executing(self) -> int:
         """Index of the instruction that it is executing; -1: not known."""
         return -1 if self.code is None else self.code.executing
-
-    def held_at(self, what: str) -> bool:
-        """Whether it has to wait for another launch at this griddepcontrol."""
-        return self.cluster.held_at == what and self not in self.cluster.excused
-
-    def waits_for_launch(self) -> bool:
-        """Whether it, or a part of its lanes, waits for another launch."""
-        waits = () if self.wait is None else (self.wait, *self.wait.waits)
-        return any(wait.kind == "griddepcontrol" for wait in waits)
 
     @property
     def token(self) -> int:

@@ -181,8 +181,6 @@ class Cluster:
         progress: counts effects, so that polling warps know whether looking again is worth it.
         polls: counts strong loads, and atomics that change nothing (`look`).
         meter: counts the work of the units, or None (`Options.counters`).
-        held_at: the griddepcontrol, ``"wait"`` or ``"launch_dependents"``, at which warps wait for another launch; "":
-            at none.
         pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
     """
 
@@ -195,9 +193,6 @@ class Cluster:
         self.arithmetic = launch.arithmetic  # how tensor cores add
         self.rng, asynchronous = cluster_random(options.seed, index)
         self.executing: Warp | None = None  # the warp that is running now, None in between
-        self.held_at = ""
-        self.excused: set[Warp] = set()  # warps that do not wait there
-        self.triggered: set[int] = set()  # ranks of the CTAs that have executed griddepcontrol.launch_dependents
         self._instructions, self._reported = launch.instructions, launch.reported
         self._against: set[tuple[str, int, int]] = set()
         self._early: list[EmulatorError] = []  # of these, phases: reported at the end unless another fault shows
@@ -298,10 +293,6 @@ class Cluster:
         known = (place for place in places if self.gmem.region_index(*place) is not None)
         held = {(~cta.rank, 0): cta.tmem.held_by_others.to_bytes(4, "little") for cta in self.ctas}
         return {place: bytes(self.gmem.view(*place)) for place in known} | held
-
-    def allows_dependents(self) -> bool:
-        """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""
-        return all(cta.rank in self.triggered or not cta.live_threads() for cta in self.ctas)
 
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""
