@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
+import itertools
 import json
 import random
 import re
@@ -59,13 +61,21 @@ class _Program:
         text = source_of(name)
         return cls(name, text, ast.parse(text))
 
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """Where each line starts, in bytes, as `ast` counts columns. `ast.get_source_segment` looks for it anew."""
+        return [0, *itertools.accumulate(map(len, self._bytes.splitlines(keepends=True)))]
+
+    @functools.cached_property
+    def _bytes(self) -> bytes:
+        return self.text.encode()
+
     def code(self, node: ast.AST) -> str:
-        return ast.get_source_segment(self.text, node) or ""
+        first, last = self.span(node)
+        return self._bytes[first:last].decode()
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        starts = [0]
-        for line in self.text.encode().splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
+        starts = self._starts
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
     def replaced(self, *changes: tuple[ast.AST, str]) -> str:
