@@ -263,7 +263,7 @@ class Debugger:
         Raises:
             ValueError: no such warp, or a register that is not read from here on: its value is not kept.
         """
-        return inspection.registers(self.warp(warp), names)
+        return inspection.registers(self.warp(warp), names or None)
 
     def shared(self, first: int | str = 0, nbytes: int | None = None, warp: str = "") -> np.ndarray:
         """Shared memory of the warp's CTA, uint8 [nbytes], from an offset or the beginning of a variable on."""

@@ -65,18 +65,20 @@ def active_lanes(warp: Warp) -> int:
     return warp.code.header.mask & 0xFFFFFFFF
 
 
-def registers(warp: Warp, names: Sequence[str]) -> dict[str, int | np.ndarray]:
-    """`Debugger.registers`."""
+def registers(warp: Warp, names: Sequence[str] | None) -> dict[str, int | np.ndarray]:
+    """`Debugger.registers`; None: of all that are live."""
     launch = warp.code.launch
     if warp.code.standing >= len(launch.flow.blocks):
         raise ValueError(f"{warp.label} has exited")
     live = launch.flow.blocks[warp.code.standing].live_in
+    if names is None:
+        names = sorted(live, key=_order)
     for name in names:
         if name not in launch.kernel.registers:
             raise ValueError(f"register {name!r}: the kernel has none of this name")
         if name not in live:
             raise ValueError(f"register {name}: nothing from here on reads it, so that its value is not kept")
-    return {name: _value(warp, *launch.translation.slots[name]) for name in names or sorted(live, key=_order)}
+    return {name: _value(warp, *launch.translation.slots[name]) for name in names}
 
 
 def _order(name: str) -> tuple[str, int]:

@@ -13,9 +13,10 @@ import torch
 from cute_kernels.emulator import EmulatorError, Options
 from cute_kernels.emulator.checking import inspection
 from cute_kernels.emulator.checking.debugger import Debugger
+from cute_kernels.emulator.checking.provenance import Trail
 from cute_kernels.emulator.programs.capturing import capture
 from cute_kernels.emulator.programs.program_run import run_program
-from cute_kernels.emulator.programs.recorded import RecordedLaunch
+from cute_kernels.emulator.programs.recorded import RecordedLaunch, Replay
 from cute_kernels.emulator.reports.diagnosis import diagnose
 from tests.emulator.checking.test_debugger import COUNT, GEMM, recorded
 from tests.emulator.checking.test_reduction import write
@@ -164,6 +165,15 @@ def test_the_origin_of_a_right_result(row: int, column: int, launch: RecordedLau
     assert not any("differ" in line or "is copied" in line for line in lines)
     with pytest.raises(ValueError, match="must be a byte of an array of the device; .*out of 54400 bytes"):
         debugger.origin("out", 54400)
+
+
+def test_of_registers_those_that_say_where_data_go_are_kept(tmp_path: Path) -> None:
+    """Of COUNT the operands of its stores, and the guard of one; nothing of what computes, for each is a copy."""
+    trail = Trail()
+    Replay(recorded(*write(tmp_path, COUNT, 1, 32))[0]).run(Options(debugger=trail))
+    kept = {" ".join(each.instruction.parts[:3]): set(each.values) for each in trail.events}
+    assert kept.pop("st shared u32") == {"%r2", "%r3"} and kept.pop("st global u32") == {"%rd1", "%r2", "%p1"}
+    assert {"add u32", "mul f32"} < set(kept) and not any(kept.values())
 
 
 def test_an_operand_without_the_swizzle_is_found(tmp_path: Path) -> None:
