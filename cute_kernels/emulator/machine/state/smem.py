@@ -120,13 +120,15 @@ class SharedMemory:
         """Marks the 8 bytes at ``offset`` as a live mbarrier, which only mbarrier operations may touch."""
         self._barriers.add(offset)
         self.states[offset : offset + 8] = _BARRIER
-        self._bound_barriers()
+        self.barrier_low = min(self.barrier_low, offset)
+        self.barrier_high = max(self.barrier_high, offset + 8)
 
     def unprotect(self, offset: int) -> None:
         """Ends `protect`; the bytes count as uninitialised (PTX ISA: mbarrier.inval makes the location reusable)."""
         self._barriers.discard(offset)
         self.states[offset : offset + 8] = self._fresh
-        self._bound_barriers()
+        self.barrier_low = min(self._barriers, default=self.size)
+        self.barrier_high = max(self._barriers, default=-8) + 8
 
     def close(self) -> None:
         """The CTA has exited. Without ``detect`` its memory stays what it is."""
@@ -143,10 +145,6 @@ class SharedMemory:
         """Error of an access to the memory of a CTA that has exited."""
         message = f"access to the shared memory of CTA {self.cta_rank}, which has exited"
         return IllegalAccess(message).know("exited-cta")
-
-    def _bound_barriers(self) -> None:
-        self.barrier_low = min(self._barriers, default=self.size)
-        self.barrier_high = max(self._barriers, default=-8) + 8
 
     def check_bounds(self, offset: int, nbytes: int) -> None:
         """Raises IllegalAccess when a range is not inside the memory, or the CTA has exited."""

@@ -97,6 +97,21 @@ def test_rows_of_barriers_are_used_again_and_are_not_without_end():
     assert (made.phase(8 * MOST), made.phase(8 * (MOST - 1)), made.phase(0)) == (0, 1, 0)
 
 
+def test_an_init_does_not_look_at_all_other_barriers():
+    """Else those of a kernel with 16,000 take ten seconds."""
+
+    class Unread(set):
+        def __iter__(self):
+            raise AssertionError("it looks at all")
+
+    memory = SharedMemory(1024, 0)
+    for offset in (512, 256, 768):
+        memory.protect(offset)
+    memory._barriers = Unread(memory._barriers)
+    memory.protect(640)
+    assert (memory.barrier_low, memory.barrier_high) == (256, 776)
+
+
 def test_bytes_may_come_before_they_are_expected():
     made = barriers()
     made.complete_tx(AT, 100)
