@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test gpu orders integrations programs peers lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions torch-versions ptxas docs pictures release hub nightly clean
 
 demo: $(VENV)/.installed-run
-	$(BIN)/cute-kernels demo $(ARGS)
+	$(BIN)/python docs/examples/photographs.py $(ARGS)
 
 # Where Python is told to write no bytecode, each of a hundred processes would compile every module that it imports, and
 # pytest in each of its processes rewrite the assertions of every test, eight seconds.
@@ -49,7 +49,7 @@ lint: $(VENV)/.installed-test
 
 # On a machine with a GPU since Ampere. nvidia-ml-py reads its clocks and power. Peers whose packages are missing are shown as such.
 bench: $(VENV)/.installed-run
-	$(BIN)/python -m pip install --quiet nvidia-ml-py
+	$(BIN)/python -m pip install --quiet nvidia-ml-py rich
 	$(BIN)/python -m bench.patch_embed $(ARGS)
 
 # On a GPU since Ampere, without further thought: everything worth knowing of it in half an hour, in one archive. docs/contributing.md

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "cute_kernels"
 NAME, PYTHON_NAME, VERSION = "cute-kernels", "cute_kernels", 0
 LEFT_OUT = re.compile(
     r"__main__|commands/|common/executors|dsl/layouts|emulator/|explore/([a-z]\w+\.py|notebooks/|tuning/(own|strategies))|"
-    r"models/([a-z]\w+\.py|siglip/)|pytest_plugin|testing/"
+    r"models/[a-z]\w+\.py|pytest_plugin|testing/"
 )
 """Beginnings of paths in the package."""
 DEPENDS = {"cpu": [], "cuda": ["nvidia-cutlass-dsl"]}

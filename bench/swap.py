@@ -18,18 +18,23 @@ from unittest import mock
 
 import torch
 import transformers
+from PIL import Image
 from skimage import data
 
 from bench import timing
 from bench.compile_ahead import compile_all
-from cute_kernels.models import siglip
 from cute_kernels.models import transformers as integration
-from cute_kernels.models.siglip.demo import PHOTOGRAPHS
 from cute_kernels.operations.runtime import gpu
 from cute_kernels.operations.runtime.repeat import RepeatedCalls
 from cute_kernels.plan import Plan
 
 PRECISIONS = ("fp16", "bf16", "int8", "fp8")
+PHOTOGRAPHS = (
+    "astronaut", "chelsea", "coffee", "rocket", "stereo_motorcycle", "hubble_deep_field", "retina",
+    "immunohistochemistry",
+)  # fmt: skip
+"""Photographs that the scikit-image wheel holds."""
+
 _TOWER = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 3}
 
 
@@ -64,7 +69,7 @@ def tower(seed: int = 0, **config: int) -> torch.nn.Module:
 def photographs(size: int = 224) -> torch.Tensor:
     """``[8, 3, size, size]`` uint8, what the processor gives without rescaling and normalisation."""
     arrays = [getattr(data, name)() for name in PHOTOGRAPHS]
-    images = [siglip.to_rgb(array[0] if isinstance(array, tuple) else array) for array in arrays]
+    images = [Image.fromarray(each[0] if isinstance(each, tuple) else each).convert("RGB") for each in arrays]
     processor = transformers.SiglipImageProcessorPil(
         size={"height": size, "width": size}, do_rescale=False, do_normalize=False
     )

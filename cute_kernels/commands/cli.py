@@ -1,4 +1,4 @@
-"""The command line, ``cute-kernels``: ``demo``, ``plan``, ``compare``, ``ptx``, ``emulate``, .."""
+"""The command line, ``cute-kernels``: ``plan``, ``compare``, ``ptx``, ``emulate``, .."""
 
 import argparse
 import dataclasses
@@ -111,7 +111,6 @@ def _parser(names: Sequence[str] = tuple(kernel_options.OPERATIONS)) -> argparse
     parser = CommandParser(prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_demo(commands)
     _add_plan(commands, names)
     bench.add_parser(commands)
     compare.add_parser(commands, names)
@@ -124,68 +123,6 @@ def _parser(names: Sequence[str] = tuple(kernel_options.OPERATIONS)) -> argparse
     _add_cache(commands)
     _add_doctor(commands)
     return parser
-
-
-_DEMO_KERNELS = {"int8": "patch-embed-images", "fp8": "patch-embed", "bf16": "patch-embed-images"}
-"""Kernel of each precision of the demo."""
-
-
-def _add_demo(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "demo",
-        help="compute patch embeddings of photographs, compare them with two references, and draw them",
-        description="Embeds the patches of photographs with fused kernels: uint8 images in int8 and in BF16, and rows "
-        "of patches in FP8. Compares the results bit for bit with torch references and numerically with FP32, and "
-        "draws them. Exits with 1 if a bit differs.",
-    )
-    parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
-    parser.add_argument(
-        "--image-size", type=kernel_options.count, default=224,
-        help="pixels per side, whole patches (default: %(default)s)",
-    )
-    parser.add_argument("--output", type=Path, default=Path("demo.png"), metavar="FILE", help="default: %(default)s")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write a timeline of the emulated launch for https://ui.perfetto.dev"
-    )
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        choices=tuple(_DEMO_KERNELS),
-        default=tuple(_DEMO_KERNELS),
-        help="types that are multiplied: int8 and bf16 from the images, fp8 from rows of patches (default: all); if no "
-        "kernel takes the images, plain torch is shown",
-    )
-    kernel_options.add_kernel(parser, *dict.fromkeys(_DEMO_KERNELS.values()))
-    parser.set_defaults(run=_demo)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    extras.require("demo", "the command demo")
-    import rich.console
-
-    from cute_kernels.models.siglip import demo  # imports torch
-
-    precisions = tuple(dict.fromkeys(options.precision))
-    for name, value in (("--set", options.settings), ("--trace", options.trace)):
-        if value and len(precisions) > 1:
-            raise ValueError(f"{name} is for one kernel: give one --precision, of {', '.join(precisions)}")
-    kernel = _DEMO_KERNELS[precisions[0]]
-    console = rich.console.Console()
-    mismatches = demo.run_demo(
-        console,
-        images=options.images,
-        image_size=options.image_size,
-        arch=kernel_options.arch_of(options, kernel),
-        precisions=precisions,
-        config=kernel_options.config_of(options, kernel, demo.SMALLEST[precisions[0]]),
-        output=options.output,
-        trace=options.trace,
-    )
-    if options.trace is not None and options.trace.exists():
-        console.print(f"timeline: {options.trace.resolve()}; open it with https://ui.perfetto.dev", soft_wrap=True)
-    if mismatches:
-        console.print(f"[bold red]FAILED: {mismatches:,} elements differ from the torch reference[/]")
-    return 1 if mismatches else 0
 
 
 def _add_plan(commands: argparse._SubParsersAction, names: Sequence[str]) -> None:

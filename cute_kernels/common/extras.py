@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 _EMULATOR = {"numpy": "numpy", "ml_dtypes": "ml-dtypes"}
 _IMAGES = {"numpy": "numpy", "PIL": "pillow"}
-_DEMO = {**_EMULATOR, **_IMAGES, "rich": "rich", "matplotlib": "matplotlib", "skimage": "scikit-image"}
+_DEMO = {**_EMULATOR, **_IMAGES, "matplotlib": "matplotlib", "skimage": "scikit-image"}
 
 EXTRAS = {
     "emulator": _EMULATOR,

@@ -83,16 +83,8 @@ from cute_kernels.plan.options import Option
         (["plan", "--features", "12"], "nearest legal value: 16"),
         (["plan", "--batch", "99999999"], "nearest legal value: 2147483392"),
         (["plan", "--set", "cta_group=2", "--sm-count", "1"], "nearest legal value: 2"),
-        (["demo", "--images", "absent.png"], "no image file absent.png"),
-        (["demo", "--output", "absent/demo.png"], "no folder absent to write absent/demo.png into"),
-        (["demo", "--output", "."], ". is a folder"),
         (["ptx", "patch-embed", "-o", "absent/k.ptx"], "no folder absent to write absent/k.ptx into"),
         (["ptx", "patch-embed", "-o", "."], ". is a folder"),
-        (["demo", "--precision=fp8", "--set=stages=9", "--set=tile_n=256", "--images", "absent.png"], "value: 5"),
-        (["demo", "--precision=int8", "--arch=sm_90a", "--set=cluster=3", "--images", "absent.png"], "value: 2"),
-        (["demo", "--precision=bf16", "--arch=sm_90a", "--set=tile_n=65"], "tile_n = 65: must be"),
-        (["demo", "--image-size", "8"], "image_size = 8: must be at least a patch"),
-        (["demo", "--image-size", "50"], "image_size = 50: must be a whole number of patches of 16"),
     ],
 )
 def test_unusable_arguments(arguments, message, capsys, tmp_path, monkeypatch):
@@ -129,8 +121,7 @@ def test_every_option_changes_the_problem_unless_it_is_the_default(kernel: str, 
 
 @pytest.mark.parametrize(
     ("command", "option"),
-    [("ptx patch-embed", f"--{name}") for name in ("batch", "positions", "features", "in-features")]
-    + [("demo", "--image-size")],
+    [("ptx patch-embed", f"--{name}") for name in ("batch", "positions", "features", "in-features")],
 )
 @pytest.mark.parametrize("value", ["0", "-3", "1.5", "many"])
 def test_counts_are_positive(command, option, value, capsys):
@@ -178,12 +169,12 @@ def test_a_kernel_that_an_architecture_lacks(monkeypatch, capsys):
     assert "sm_90a" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [["demo"], ["plan"], ["plan", "gemm"], ["ptx", "patch-embed-images"]])
+@pytest.mark.parametrize("command", [["plan"], ["plan", "gemm"], ["ptx", "patch-embed-images"]])
 def test_help_shows_tunables_and_choices(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for name in ("patch-embed", "patch-embed-images") if command == ["demo"] else command[1:] or OPERATIONS:
+    for name in command[1:] or OPERATIONS:
         for kernel in itertools.chain(*OPERATIONS[name].kernels.values()):
             defaults = kernel.config()
             for part in dataclasses.fields(kernel.config):
@@ -196,7 +187,7 @@ def test_help_shows_tunables_and_choices(command, capsys):
     assert "stages=auto (two tiles' worth, or what fits), stage_blocks=2 of {1, 2, 3, 4}" in shown
     assert "stage_blocks=auto of {1, 2, 3}" in shown
     assert "patch-embed-images, sm_90a (Sm90GatherConfig): tile_patches=auto, tile_rows=auto, " in shown
-    assert "(Sm90PatchEmbedConfig): see patch-embed" in shown or command == ["demo"]
+    assert "(Sm90PatchEmbedConfig): see patch-embed" in shown
     assert "pingpong=true of {true, false}" in shown
     assert "epilogue=f32 of {f32, bf16x2}" in shown
 

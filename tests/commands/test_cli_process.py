@@ -10,7 +10,6 @@ import pytest
 
 from cute_kernels.commands.cli import main
 from cute_kernels.emulator.errors import Hang
-from cute_kernels.models.siglip import demo
 from cute_kernels.operations import compile
 from cute_kernels.operations.runtime import emulated
 from cute_kernels.operations.runtime import environment as doctor
@@ -58,18 +57,16 @@ def test_one_line_and_a_status_for_what_stops_a_command(error, status, text, mon
     assert capsys.readouterr().err == text
 
 
-@pytest.mark.parametrize("command", [["demo", "--output"], ["ptx", "patch-embed", "-o"]])
 @pytest.mark.parametrize("name", ["new", "old"])
-def test_what_cannot_be_written_is_refused_before_any_work(command, name, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_written_is_refused_before_any_work(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "old").touch()
     (tmp_path / "old").chmod(0o400)
     tmp_path.chmod(0o500)
     if os.geteuid() == 0:  # to whom permissions do not apply
         monkeypatch.setattr(os, "access", lambda path, mode: os.stat(path).st_mode >> 6 & mode == mode)
-    monkeypatch.setattr(demo.siglip, "seeded_patch_embedding", unreachable)
     monkeypatch.setattr(compile, "compile_plan", unreachable)
     path = tmp_path / name
-    assert main([*command, str(path)]) == 2
+    assert main(["ptx", "patch-embed", "-o", str(path)]) == 2
     assert capsys.readouterr().err == f"cute-kernels: error: {path} cannot be written: permission denied\n"
 
 
@@ -106,7 +103,7 @@ def test_emulator_module_into_a_closed_pipe():
 def test_module_and_script_are_one_command():
     run = subprocess.run([sys.executable, "-m", "cute_kernels", "--help"], capture_output=True, text=True, check=True)
     assert "usage: cute-kernels" in run.stdout
-    assert "demo" in run.stdout
+    assert "plan" in run.stdout
     assert "ptx" in run.stdout
 
 
@@ -116,8 +113,8 @@ def test_fault_that_the_emulator_reports(capsys, monkeypatch):
         raise Hang("cluster 0 hangs:\n  warp 1 waits")
 
     monkeypatch.setattr(emulated, "launch", hang)
-    assert main(["demo"]) == 3
+    assert main(["compare", "default", "stages=4"]) == 3
     assert capsys.readouterr().err.startswith("error[hang]: cluster 0 hangs:\n  note:   warp 1 waits\n  help: ")
     monkeypatch.setattr(emulated, "launch", lambda *arguments, **more: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        main(["demo"])
+        main(["compare", "default", "stages=4"])

@@ -103,9 +103,9 @@ def test_the_operations_print_what_is_shown(capsys: pytest.CaptureFixture[str]) 
     conv = images["conv"]
     expected = patch_embed_conv2d(images["images"] / 127.5 - 1, conv.weight, conv.bias, None)
     assert (images["out"].float() - expected).norm() / expected.norm() < 0.02
-    x, model = rows["x"].view(2, 196, 768), rows["model"]
+    x, added = rows["x"].view(2, 196, 768), (rows["conv"].bias.detach(), rows["pos_embed"])
     scales = {"scale_a": 1 / 448, "scale_b": rows["scale_b"]}
-    assert torch.equal(rows["out"], patch_embed(x, rows["weight"], model.bias, model.pos_embed, **scales))
+    assert torch.equal(rows["out"], patch_embed(x, rows["weight"], *added, **scales))
     exact = product["a"].double() @ product["b"].double().T
     assert torch.allclose(product["out"].double(), exact, rtol=1e-5, atol=1e-4)
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "operations": {"common", "config", "dsl", "plan", "kernels", "emulator"},
     "models": {"common", "config", "plan", "operations"},
     "explore": {"common", "config", "dsl", "plan", "operations", "models", "emulator"},
-    "commands": {"", "common", "dsl", "emulator", "plan", "operations", "models", "explore"},
+    "commands": {"", "common", "dsl", "emulator", "plan", "operations", "explore"},
     "pytest_plugin": {"common"},
     "__main__": {"commands"},
     "": {"config", "operations", "models", "explore"},

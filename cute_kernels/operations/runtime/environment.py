@@ -31,7 +31,7 @@ _OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 
 _EXTRA_USES = {
     "emulator": 'backend="emulator", emulate, ptx, compare',
-    "demo": "demo, pictures of timelines",
+    "demo": "bench",
     "hf": "Hugging Face checkpoints",
 }
 _EXTRA_PROGRAMS = {"emulator": ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")}

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from cute_kernels.commands import cli
 from tests.emulator.observe.test_trace import check_well_formed, read
-
-
-def test_demo_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    photo = tmp_path / "photo.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)).save(photo)
-    trace = tmp_path / "trace.json"
-    arguments = ["--precision", "fp8", "--images", photo, "--image-size", "48"]
-    arguments += ["--output", tmp_path / "out.png"]
-    assert cli.main(["demo", *map(str, arguments), "--trace", str(trace)]) == 0
-    check_well_formed(read(trace))
-    assert f"timeline: {trace}; open it with https://ui.perfetto.dev" in capsys.readouterr().out
 
 
 def test_each_launch_of_a_program_has_its_own_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,6 @@ import torch
 import cute_kernels
 from cute_kernels import testing
 from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
-from cute_kernels.models.siglip.preprocessing import Preprocessing
-from cute_kernels.models.siglip.weights import seeded_patch_embedding
 from cute_kernels.operations import reference
 from cute_kernels.operations.patch_embed import PATCH_EMBED
 from tests.models.nn.test_module import MEAN, STD, convolution, positions, uint8_images
@@ -79,8 +77,6 @@ CASES: dict[str, Callable[[], torch.Tensor]] = {
     "gemm, tf32": lambda: product(torch.float32, allow_tf32=True),
     "gemm, emulated": lambda: product(torch.bfloat16, backend="emulator"),
     "granularity": lambda: reference.rounding.granularity(WIDE, 24),
-    "processor": lambda: Preprocessing().normalised(IMAGES),
-    "seeded model": lambda: seeded_patch_embedding().weight,
     "tuned": tuned,
     "testing.varied": lambda: testing.varied((5, 7), torch.float32, device="cpu"),
     "testing.exact": lambda: testing.exact((5, 7), torch.float32, terms=8, device="cpu"),
