@@ -1,4 +1,4 @@
-"""The command line, ``cute-kernels``: ``plan``, ``compare``, ``ptx``, ``emulate``, .."""
+"""The command line, ``cute-kernels``: ``plan``, ``compare``, ``emulate``, .."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from cute_kernels import __version__
 from cute_kernels.commands import bench, compare, kernel_options, layout, same, sweep, tables
@@ -16,7 +15,6 @@ from cute_kernels.common import extras, files
 from cute_kernels.common.words import counted
 from cute_kernels.dsl import compiling, kernel_cache
 from cute_kernels.explore import plan_facts
-from cute_kernels.operations import compile
 from cute_kernels.operations.runtime import environment, tuned
 
 
@@ -117,7 +115,6 @@ def _parser(names: Sequence[str] = tuple(kernel_options.OPERATIONS)) -> argparse
     same.add_parser(commands, names)
     sweep.add_parser(commands, names)
     layout.add_parser(commands)
-    _add_ptx(commands, names)
     for name in _EMULATED:
         _add_emulated(commands, name)
     _add_cache(commands)
@@ -143,38 +140,6 @@ def _plan(options: argparse.Namespace) -> int:
     width = max(len(name) for name, _ in rows)
     records = [{"name": name, "value": value} for name, value in rows]
     tables.show(options, records, [f"{name:{width}}  {value}" for name, value in rows])
-    return 0
-
-
-def _add_ptx(commands: argparse._SubParsersAction, names: Sequence[str]) -> None:
-    parser = commands.add_parser(
-        "ptx",
-        help="write a kernel's PTX and how to launch it",
-        description="Compiles a kernel (no GPU needed) and writes its PTX, and a JSON file with the facts of a launch: "
-        "entry, parameters, grid, cluster, block, shared memory, registers. For a plan of several kernels the files "
-        "are FILE-1, FILE-2, ..",
-    )
-    parser.add_argument("kernel", choices=tuple(kernel_options.OPERATIONS), help="with --help: show its options alone")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="PTX file; facts go to FILE.json (default: the name of the kernel, e.g. patch_embed.ptx)",
-    )
-    kernel_options.add_plan(parser, names)
-    parser.set_defaults(run=_ptx)
-
-
-def _ptx(options: argparse.Namespace) -> int:
-    extras.require("emulator", "the command ptx, which records the launch with the emulator,")
-    compile.cuobjdump()
-    import cute_kernels.operations.runtime.launch_facts as launch_facts
-
-    output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
-    files.check_output(output)
-    for written in launch_facts.write(kernel_options.plan_of(options), output):
-        files.show(str(written))
     return 0
 
 

@@ -372,9 +372,8 @@ def _workspace(plan: GemmPlan, device: torch.device) -> dict[str, torch.Tensor]:
     """Operands that slices of K are added through, if a plan has them."""
     if not any(operand.name == "partials" and operand.present for operand in plan.operands):
         return {}
-    facts = plan.launch_facts
     dtype = torch.int32 if plan.sums_integers else torch.float32
-    arrivals, partials = workspace(device, facts["arrivals_elements"], facts["partials_elements"], dtype)
+    arrivals, partials = workspace(device, plan.shared_tiles, plan.tiles * plan.partial_elements, dtype)
     return {"arrivals": arrivals, "partials": partials}
 
 

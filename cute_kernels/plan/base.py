@@ -228,9 +228,6 @@ class Plan(ABC):
         facts = {**problem, **self.compiled_in, **replaced}
         return (self.operation, self.arch.name, self.config, *facts.items())
 
-    launch_facts = fact(lambda self: {})
-    """Facts of its tensors besides the problem, for a launch without this package, in types that JSON has."""
-
     def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
         """The field that makes a stage smaller: its name, value, and the nearest one with which a stage has ``nbytes``.
 

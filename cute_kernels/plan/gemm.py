@@ -72,7 +72,6 @@ class GemmPlan(base.Plan):
     """Neighbouring values of the bias that one load may bring, likewise."""
     _vector_of_bias = number(lambda self: base.VECTOR_BYTES // base.ITEMSIZE[self.problem.bias_dtype])
     compiled_in = fact(lambda self: {"column_vector": self.column_vector, "bias_vector": self.bias_vector})
-    launch_facts = fact(lambda self: {"out_pitch": self.out_pitch})
     mma_k = number(lambda self: self.mma_k_bytes // self.in_bytes)
     """Elements of K of one tensor-core instruction: 32 bytes, of every element type and architecture."""
     m_tiles = number(lambda self: -(-self.problem.m // self.cluster_rows))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from cute_kernels.common.facts import number, text
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
@@ -67,14 +67,6 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
         """Modelled clocks, of slices those of their exchange through L2."""
         split = self.config.split_k
         return 0.0 if split == 1 else EXCHANGE_CLOCKS + (split + 1) * 4 * self.partial_elements * sm80.BYTE_CLOCKS
-
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        """Elements of the workspace besides what every GEMM has."""
-        if self.config.split_k == 1:
-            return super().launch_facts
-        partials = self.tiles * self.partial_elements
-        return super().launch_facts | {"arrivals_elements": self.shared_tiles, "partials_elements": partials}
 
     @property
     def rounds(self) -> tuple[bool, bool]:

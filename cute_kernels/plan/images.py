@@ -94,7 +94,6 @@ class ImagesPlan(Plan):
     """Shape of the bias + position table as the kernel reads it; None without one."""
 
     compiled_in = fact(lambda self: {"table": min(self.problem.table_rows, 2)})
-    launch_facts = fact(lambda self: {"table_shape": self.table_shape})
 
     def describe_problem(self) -> str:
         return describe_problem(self.problem)

@@ -45,7 +45,6 @@ class PatchEmbedPlan(base.Plan):
         )
 
     compiled_in = fact(lambda self: {"table": self.problem.table_rows > 0})
-    launch_facts = fact(lambda self: {"table_shape": self.table_shape})
     table_height = number(lambda self: self.problem.table_rows + self.problem.table_index)
     """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
 

@@ -35,14 +35,14 @@ from cute_kernels.plan.options import Option
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ptx", "patch-embed", "-o", "x", "--set", "stages=9", "--set=tile_n=256"], "nearest legal value: 5"),
-        (["ptx", "patch-embed", "-o", "x", "--set", "epilogue=fp64"], "nearest legal value: 'f32'"),
+        (["plan", "patch-embed", "--set", "stages=9", "--set=tile_n=256"], "nearest legal value: 5"),
+        (["plan", "patch-embed", "--set", "epilogue=fp64"], "nearest legal value: 'f32'"),
         (["plan", "gemm", "--set", "stage=3"], "did you mean stages"),
         (["plan", "gemm", "--set", "tile_rows=64"], "fields for sm_100a, Sm100GemmConfig: block_m, tile_n, stages"),
         (["plan", "gemm", "--arch", "sm_90a", "--set", "tile_m=100"], "nearest legal value: 128"),
         (["plan", "gemm", "--k", "12"], "nearest legal value: 16"),
         (["plan", "gemm", "--positions", "256"], "--positions is no option of gemm"),
-        (["ptx", "gemm", "--table", "none"], "--table is no option of gemm"),
+        (["plan", "gemm", "--table", "none"], "--table is no option of gemm"),
         (["plan", "patch-embed", "--bias"], "--bias is no option of patch-embed"),
         (["plan", "--in-dtype", "float16"], "--in-dtype is no option of patch-embed"),
         (["plan", "gemm", "--in-dtype=float8_e4m3fn", "--arch=sm_90"], "nearest legal value: 'bfloat16'"),
@@ -83,8 +83,8 @@ from cute_kernels.plan.options import Option
         (["plan", "--features", "12"], "nearest legal value: 16"),
         (["plan", "--batch", "99999999"], "nearest legal value: 2147483392"),
         (["plan", "--set", "cta_group=2", "--sm-count", "1"], "nearest legal value: 2"),
-        (["ptx", "patch-embed", "-o", "absent/k.ptx"], "no folder absent to write absent/k.ptx into"),
-        (["ptx", "patch-embed", "-o", "."], ". is a folder"),
+        (["plan", "--json", "absent/k.json"], "no folder absent to write absent/k.json into"),
+        (["plan", "--json", "."], ". is a folder"),
     ],
 )
 def test_unusable_arguments(arguments, message, capsys, tmp_path, monkeypatch):
@@ -119,14 +119,11 @@ def test_every_option_changes_the_problem_unless_it_is_the_default(kernel: str, 
                 problem(name, *spellings[0])
 
 
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [("ptx patch-embed", f"--{name}") for name in ("batch", "positions", "features", "in-features")],
-)
+@pytest.mark.parametrize("option", ["--batch", "--positions", "--features", "--in-features"])
 @pytest.mark.parametrize("value", ["0", "-3", "1.5", "many"])
-def test_counts_are_positive(command, option, value, capsys):
+def test_counts_are_positive(option, value, capsys):
     with pytest.raises(SystemExit) as exit:
-        main([*command.split(), f"{option}={value}"])
+        main(["plan", "patch-embed", f"{option}={value}"])
     assert exit.value.code == 2
     assert f"argument {option}: '{value}': must be a positive integer" in capsys.readouterr().err
 
@@ -169,7 +166,7 @@ def test_a_kernel_that_an_architecture_lacks(monkeypatch, capsys):
     assert "sm_90a" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [["plan"], ["plan", "gemm"], ["ptx", "patch-embed-images"]])
+@pytest.mark.parametrize("command", [["plan"], ["plan", "gemm"], ["plan", "patch-embed-images"]])
 def test_help_shows_tunables_and_choices(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])
@@ -329,7 +326,7 @@ def test_an_architecture_without_its_letter_is_pointed_at(capsys: pytest.Capture
     assert "--arch sm_90a has other kernels" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["plan", "sweep", "explore", "ptx", "compare"])
+@pytest.mark.parametrize("command", ["plan", "sweep", "explore", "compare"])
 def test_the_help_of_one_kernel_has_its_options_alone(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     texts = {}
     for kernel in ("gemm", ""):

@@ -16,11 +16,11 @@ from cute_kernels.operations.runtime import environment as doctor
 
 
 def test_a_full_device_is_named(tmp_path, capsys):
-    path = tmp_path / "k.ptx"
+    path = tmp_path / "k.json"
     path.symlink_to("/dev/full")
-    assert main(["ptx", "patch-embed", "-o", str(path)]) == 2
+    assert main(["plan", "--json", str(path)]) == 2
     assert capsys.readouterr().err == f"cute-kernels: error: {path} cannot be written: No space left on device\n"
-    assert [p.name for p in tmp_path.iterdir()] == ["k.ptx"]
+    assert [p.name for p in tmp_path.iterdir()] == ["k.json"]
 
 
 @pytest.mark.parametrize("words", ["plan", "--help", "plan --help", "check --help", "--version"])
@@ -66,15 +66,8 @@ def test_what_cannot_be_written_is_refused_before_any_work(name, tmp_path, monke
         monkeypatch.setattr(os, "access", lambda path, mode: os.stat(path).st_mode >> 6 & mode == mode)
     monkeypatch.setattr(compile, "compile_plan", unreachable)
     path = tmp_path / name
-    assert main(["ptx", "patch-embed", "-o", str(path)]) == 2
+    assert main(["compare", "default", "stages=4", "--json", str(path)]) == 2
     assert capsys.readouterr().err == f"cute-kernels: error: {path} cannot be written: permission denied\n"
-
-
-def test_the_file_of_facts_is_checked_too(tmp_path, monkeypatch, capsys):
-    (tmp_path / "k.ptx.json").mkdir()
-    monkeypatch.setattr(compile, "compile_plan", unreachable)
-    assert main(["ptx", "patch-embed", "-o", str(tmp_path / "k.ptx")]) == 2
-    assert "k.ptx.json is a folder" in capsys.readouterr().err
 
 
 def unreachable(*_, **__):
@@ -104,7 +97,7 @@ def test_module_and_script_are_one_command():
     run = subprocess.run([sys.executable, "-m", "cute_kernels", "--help"], capture_output=True, text=True, check=True)
     assert "usage: cute-kernels" in run.stdout
     assert "plan" in run.stdout
-    assert "ptx" in run.stdout
+    assert "compare" in run.stdout
 
 
 def test_fault_that_the_emulator_reports(capsys, monkeypatch):

@@ -188,12 +188,12 @@ def test_another_package_of_the_same_name_is_no_cute_dsl(monkeypatch) -> None:
         compiling.require()
 
 
-def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, capsys, tmp_path) -> None:
+def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, capsys) -> None:
     version("4.7.1")
     monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", "off")
     monkeypatch.setattr(compile_module, "_CACHE", {})
     monkeypatch.setattr(compile_module, "_BUILT", {})
-    assert cli.main(["ptx", "gemm", "--output", str(tmp_path / "a.ptx")]) == 2
+    assert cli.main(["compare", "gemm", "default", "stages=4"]) == 2
     assert "error: CuTe DSL (nvidia-cutlass-dsl) 4.7.1 is installed: must be one of" in capsys.readouterr().err
 
 

@@ -30,7 +30,7 @@ _OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 
 
 _EXTRA_USES = {
-    "emulator": 'backend="emulator", emulate, ptx, compare',
+    "emulator": 'backend="emulator", emulate, compare',
     "demo": "bench",
     "hf": "Hugging Face checkpoints",
 }
