@@ -42,7 +42,7 @@ _MEANS = (-1.0, 2.0)
 _STDS = (1e-3, 10.0)
 """Range of deviations: pixels of 0 to 255 have about 60, and one step of a pixel is 1 / 255 = 0.004."""
 
-_FP8_IS_ELSEWHERE = "; FP8 images are taken by cute_kernels.models.nn.PatchEmbed, FP8 rows by cute_kernels.patch_embed"
+_FP8_IS_ELSEWHERE = "; FP8 images are taken by cute_kernels.models.nn.PatchConv2d, FP8 rows by cute_kernels.patch_embed"
 
 _SCHEMA = 1
 

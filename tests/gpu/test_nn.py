@@ -16,8 +16,8 @@ import torch
 from cute_kernels import patch_embed
 from cute_kernels.models import transformers as integration
 from cute_kernels.models import vllm as vllm_plugin
-from cute_kernels.models.nn import PatchEmbed
 from tests.models import vllm_stand_in
+from tests.models.nn.embedding import embedding as positioned
 from tests.models.vllm_stand_in import raw
 from tests.nightly import nightly
 
@@ -34,7 +34,7 @@ def embedding(precision: str) -> torch.nn.Module:
     torch.manual_seed(0)
     layer = torch.nn.Conv2d(3, 128, 16, stride=16)
     positions = torch.nn.Parameter(torch.randn(1, 16, 128) * 0.02)
-    embed = PatchEmbed.from_module(layer, pos_embed=positions, precision=precision)
+    embed = positioned(layer, pos_embed=positions, precision=precision)
     return torch.nn.Sequential(embed, torch.nn.GELU()).to("cuda", torch.bfloat16).requires_grad_(False).eval()
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from cute_kernels import gemm, patch_embed, patch_embed_images, prepare_patch_weight
-from cute_kernels.models.nn import PatchEmbed
 from cute_kernels.operations.runtime.constants import DERIVED
+from tests.models.nn.embedding import Embedding
+from tests.models.nn.embedding import embedding as positioned
 
 pytestmark = pytest.mark.gpu_only("the autograd of torch on a GPU")
 
@@ -18,14 +19,14 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def embedding(dtype: torch.dtype = torch.bfloat16, patch: int = 16, features: int = 256) -> PatchEmbed:
+def embedding(dtype: torch.dtype = torch.bfloat16, patch: int = 16, features: int = 256) -> Embedding:
     torch.manual_seed(0)
     layer = torch.nn.Conv2d(3, features, patch, stride=patch)
     pos = torch.nn.Parameter(torch.randn(16, features) * 0.1)
-    return PatchEmbed.from_module(layer, pos_embed=pos, precision="auto").to("cuda", dtype)
+    return positioned(layer, pos_embed=pos, precision="auto").to("cuda", dtype)
 
 
-def check_gradients(embed: PatchEmbed, call: torch.nn.Module, images: torch.Tensor, tolerance: float = 1e-2) -> None:
+def check_gradients(embed: Embedding, call: torch.nn.Module, images: torch.Tensor, tolerance: float = 1e-2) -> None:
     """Those of all parameters, beside the convolution in float64."""
     embed.zero_grad(set_to_none=True)
     out = call(images)
@@ -123,7 +124,7 @@ def test_a_step_in_a_cuda_graph(stepped: None) -> None:
     embed, images = embedding(), random(5, 3, 64, 64)
     twin = copy.deepcopy(embed)
 
-    def step(module: PatchEmbed) -> None:
+    def step(module: Embedding) -> None:
         for parameter in module.parameters():
             parameter.grad = None
         module(images).float().square().mean().backward()

@@ -10,9 +10,9 @@ import torch
 from torch.autograd import forward_ad
 
 from cute_kernels import gemm, patch_embed
-from cute_kernels.models.nn import PatchEmbed
 from cute_kernels.operations.runtime.constants import DERIVED, frozen_constants
 from tests.gpu.harness import Call, check_against_fp64, random_call
+from tests.models.nn.embedding import embedding as positioned
 
 SHAPE = 50, 21, 264, 256
 
@@ -59,7 +59,7 @@ def test_the_bias_of_a_product(step) -> None:
 def test_a_teacher_whose_weights_are_averages(precision: str, step) -> None:
     layer = torch.nn.Conv2d(3, 64, 16, stride=16).cuda().bfloat16()
     pos = torch.nn.Parameter(torch.randn(1, 4, 64, device="cuda").bfloat16())
-    teacher = PatchEmbed.from_module(layer, pos_embed=pos, precision=precision).eval()
+    teacher = positioned(layer, pos_embed=pos, precision=precision).eval()
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, device="cuda")
     given = images if precision == "int8" else (images.float() / 127.5 - 1).bfloat16()
     teacher(given)
@@ -68,7 +68,7 @@ def test_a_teacher_whose_weights_are_averages(precision: str, step) -> None:
     for _ in range(3):
         for parameter in parameters:
             parameter.data.mul_(0.5).sub_(parameter.data, alpha=3.0)
-        fresh = PatchEmbed.from_module(layer, pos_embed=pos.detach().clone(), precision=precision).eval()
+        fresh = positioned(layer, pos_embed=pos.detach().clone(), precision=precision).eval()
         got = teacher(given)
         assert torch.equal(got, fresh(given)) and torch.equal(teacher(given), got)
 
@@ -98,7 +98,7 @@ def test_tangents_of_remembered_calls_are_refused() -> None:
 @torch.no_grad()
 def test_pixels_beyond_fp8_give_nan() -> None:
     layer = torch.nn.Conv2d(3, 64, 16, stride=16).cuda()
-    embedding = PatchEmbed.from_module(layer, precision="fp8").eval()
+    embedding = positioned(layer, precision="fp8").eval()
     pixels = torch.rand(2, 3, 32, 32, device="cuda") * 2 - 1
     pixels[1, 2, 20, 5] = 1.2
     got = embedding(pixels)

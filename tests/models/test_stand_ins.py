@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 from cute_kernels.models import transformers as integration
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer, revert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer, revert_layer
 from cute_kernels.models.nn.calls import reaches_class
 from cute_kernels.models.nn.layers import is_converted
 
@@ -392,18 +392,11 @@ def test_another_convolution_is_refused() -> None:
         convert_layer(Standardised(3, 16, 16, stride=16), PatchOptions())
 
 
-def test_a_replaced_layer_has_nothing_that_would_be_left_out() -> None:
-    layer = torch.nn.Conv2d(3, 16, 16, stride=16)
-    layer.register_forward_hook(lambda *_: None)
-    with pytest.raises(ValueError, match="with hooks or a forward of its own, which PatchEmbed would leave out"):
-        PatchEmbed.from_module(layer)
-
-
 # --- reentrant checkpointing -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kind", ["layer", "module", "transformers"])
+@pytest.mark.parametrize("kind", ["layer", "transformers"])
 @pytest.mark.filterwarnings("ignore:A patch embedding in eval mode")
 def test_both_passes_of_a_checkpoint_are_the_same_module(kind: str, training: bool) -> None:
     """The second pass, which gradients need, is the plain module; what it gives, the first one gives, too."""
@@ -414,13 +407,9 @@ def test_both_passes_of_a_checkpoint_are_the_same_module(kind: str, training: bo
     else:
         layer = torch.nn.Conv2d(3, 16, 16, stride=16)
         plain = copy.deepcopy(layer)
-        options = {"precision": "fp8", "mean": 0.5, "std": 0.5}
-        ours = PatchEmbed.from_module(layer, **options) if kind == "module" else layer
-        if kind == "layer":
-            convert_layer(layer, PatchOptions(**options))
+        ours = convert_layer(layer, PatchOptions(precision="fp8", mean=0.5, std=0.5))
     ours.train(training)
     expected = plain(images)
-    expected = expected.flatten(2).transpose(1, 2) if kind == "module" else expected
     another = torch.zeros((), requires_grad=True)  # so that autograd recomputes for images without gradients
 
     def run(images: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
@@ -443,10 +432,6 @@ def test_other_arguments_are_answered_with_what_to_write() -> None:
         convert_layer(layer, precision="int8")
     with pytest.raises(TypeError, match="options is NoneType: must be PatchOptions"):
         convert_layer(layer)
-    with pytest.raises(TypeError, match="not from img_size, patch_size: write PatchEmbed.from_module"):
-        PatchEmbed(img_size=224, patch_size=16)
-    with pytest.raises(TypeError, match="write PatchEmbed.from_module"):
-        PatchEmbed(224)
 
 
 def test_a_method_of_an_instance_of_naflex_is_called() -> None:

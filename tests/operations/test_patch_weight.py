@@ -233,7 +233,7 @@ def with_nan() -> torch.Tensor:
         ({"weight": torch.zeros(12, 3, 4, 4)}, ValueError, "weight has N = 12: must be multiples of 8"),
         ({"weight": with_nan()}, ValueError, "weight has NaN or infinity"),
         ({"precision": "fp8"}, ValueError, "precision = 'fp8': must be one of 'int8', 'bf16', 'fp16'"),
-        ({"precision": "fp8"}, ValueError, "models.nn.PatchEmbed, FP8 rows by cute_kernels.patch_embed"),
+        ({"precision": "fp8"}, ValueError, "models.nn.PatchConv2d, FP8 rows by cute_kernels.patch_embed"),
         ({"weight": torch.zeros(8, 3, 4, 4, device="meta")}, TypeError, "weight is on the meta device"),
         ({"order": "cwh"}, ValueError, "order = 'cwh': must be one of 'chw', 'hwc'"),
         ({"order": "hwc"}, ValueError, "order = 'hwc' with a weight of shape [16, 3, 14, 14]: must be 'chw'"),

@@ -262,8 +262,8 @@ class PatchEngine:
         pos_embed: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``[B, S, N]`` in the type of ``weight``, ``[N, C, p, p]`` or ``[N, C * p * p]`` in the order of the options,
-        of images ``[B, C, H, W]``; pixels beyond the last whole patch are left out, as a convolution does.
+        """``[B, S, N]`` in the type of ``weight``, ``[N, C, p, p]``, of images ``[B, C, H, W]``; pixels beyond the last
+        whole patch are left out, as a convolution does.
 
         ``pos_embed``: ``[S, N]`` or None; in a graph that is traced also ``[1, S, N]``, and with ``position_ids`` ``[1,
         S]``, which of them each patch gets; elsewhere they are in order.
@@ -287,7 +287,7 @@ class PatchEngine:
     def _training_images(self, images, weight, bias, pos_embed, position_ids, dtype: torch.dtype) -> torch.Tensor:
         """`images` from the weight as it is: nothing is prepared, kept, or compared, which a GPU would wait for."""
         images = self._normalised(self._whole(images, weight)).to(dtype)
-        matrix, patch = self._chw(weight).to(dtype).contiguous(), self.patch(weight)
+        matrix, patch = weight.flatten(1).to(dtype).contiguous(), self.patch(weight)
         if pos_embed is not None:
             pos_embed = pos_embed.reshape(-1, pos_embed.shape[-1])
             pos_embed = pos_embed if position_ids is None else pos_embed[position_ids[0]]
@@ -304,13 +304,6 @@ class PatchEngine:
             return (operator(*given) if traced else images_operation.PATCH_EMBED_IMAGES.call(given)).to(weight.dtype)
         out = self._product(self._patches(images, patch), matrix, bias, weight.dtype)
         return out if pos_embed is None else out + pos_embed.to(out.dtype)
-
-    def _chw(self, weight: torch.Tensor) -> torch.Tensor:
-        """``[N, K]`` in the order of images."""
-        if weight.dim() == 2 and self.options.order == "hwc":
-            patch = self.patch(weight)
-            weight = weight.view(-1, patch, patch, self.options.channels).permute(0, 3, 1, 2)
-        return weight.flatten(1)
 
     def _images(self, images, weight: torch.Tensor, bias, pos_embed) -> torch.Tensor:
         prepared = self.prepared("images", weight)
@@ -399,13 +392,8 @@ class PatchEngine:
     def plain(self, pixels, weight: torch.Tensor, bias, table: torch.Tensor | None) -> torch.Tensor:
         """``[B, S, N]`` of images, or ``[.., N]`` of rows, by plain torch, from uint8 or normalised pixels."""
         pixels, patch = self.normalised(pixels, weight), self.patch(weight)
-        if pixels.dim() == 4 and weight.dim() == 4:
+        if pixels.dim() == 4:
             out = torch.nn.functional.conv2d(pixels, weight, bias, stride=patch).flatten(2).transpose(1, 2).contiguous()
-        elif pixels.dim() == 4:
-            rows = self._patches(self._whole(pixels, weight), patch)
-            if self.options.order == "hwc":
-                rows = rows.unflatten(-1, (-1, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
-            out = torch.nn.functional.linear(rows, weight, bias)
         else:
             out = torch.nn.functional.linear(self.all_frames(pixels, weight), weight.flatten(1), bias)
         return out if table is None else out + table.to(out.dtype)
@@ -477,7 +465,7 @@ class PatchEngine:
         """The prepared operand of ``frames`` frames of a weight, whose layer has this ``dtype``."""
         options = self.options
         if options.precision == "fp8":
-            return Fp8Weight.of(self._chw(weight) if kind == "images" else weight.flatten(1))
+            return Fp8Weight.of(weight.flatten(1))
         precision = options.precision_for(dtype)
         half = (0.5,) * options.channels  # with no pixels to normalise
         if kind == "rows":

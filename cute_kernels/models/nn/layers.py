@@ -75,7 +75,8 @@ class PatchConv2d(_PatchLayer, torch.nn.Conv2d):
         """``[B, N, H // p, W // p]`` of ``[B, C, H, W]``, as a view whose memory is ``[B, S, N]``; B may be missing.
 
         Args:
-            input: images, as `PatchEmbed` takes them.
+            input: images, as the options say that pixels are. Those beyond the last whole patch are left out, as a
+                convolution does.
             pos_embed: ``[S, N]`` or ``[1, S, N]`` to be added, in the same pass where a kernel for it exists, resized
                 for the images' grid as `convert_layer` was told. It stays the caller's and is read at every call.
             grid: (rows, columns) of ``pos_embed``; a square when None.
@@ -203,8 +204,8 @@ def convert_layer(
     Args:
         module: a Conv2d whose kernel is its stride, or a Linear over flattened patches.
         options: how to run it.
-        interpolation, antialias: how positions that a `PatchConv2d` is given are resized for another grid, see
-            `PatchEmbed.from_module`.
+        interpolation, antialias: how positions that a `PatchConv2d` is given are resized for another grid, in FP32, by
+            `torch.nn.functional.interpolate`. Once per grid, kept for 32 grids, forgotten when the parameter changes.
 
     Raises:
         TypeError, ValueError: as `check_layer`, `check_frames` and `options_of`.

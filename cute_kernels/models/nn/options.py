@@ -34,7 +34,7 @@ class PatchOptions:
             With a convolution it is ``"chw"``, and anything else is refused where the two meet.
         channels: C of a Linear weight; of a convolution's it is read from the weight.
         frames: T of rows ``[C, T, p, p]`` and their weight. Rows may have one frame instead, of a still image, whose T
-            frames are equal: it is multiplied by the sum of the weight's frames. Layers and `PatchEmbed` have 1.
+            frames are equal: it is multiplied by the sum of the weight's frames. Layers have 1.
         mean, std: the normalisation of the model's processor, one number or one per channel, of pixels
             that were divided by 255. They also bound normalised pixels, which is the range that ``"fp8"`` represents:
             others raise ValueError on a CPU and give NaN on a GPU. None where they are not known: raw pixels and

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_kernels import prepare_patch_weight
 from cute_kernels.models import transformers as integration
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer
+from tests.models.nn.embedding import embedding
 from tests.models.nn.test_module import ERRORS, PRECISIONS, convolution, error, normalise, positions, uint8_images
 
 HALF = (0.5, 0.5, 0.5)
@@ -68,9 +69,8 @@ def test_a_convolution_that_is_no_product_of_patches_any_more(change: Callable, 
 def test_such_a_convolution_is_not_converted(change: Callable) -> None:
     layer = convolution()
     change(layer)
-    for convert in (lambda: convert_layer(layer, PatchOptions()), lambda: PatchEmbed.from_module(layer)):
-        with pytest.raises(ValueError, match="module has a? ?(stride|padding|dilation|_conv_forward)"):
-            convert()
+    with pytest.raises(ValueError, match="module has a? ?(stride|padding|dilation|_conv_forward)"):
+        convert_layer(layer, PatchOptions())
 
 
 @torch.no_grad()
@@ -112,7 +112,7 @@ def test_weights_of_any_strides(memory: str, precision: str, as_layer: bool) -> 
     if as_layer:
         assert error(convert_layer(layer, PatchOptions(precision=precision))(images), expected) < ERRORS[precision]
     else:
-        got = PatchEmbed.from_module(layer, precision=precision)(images)
+        got = embedding(layer, precision=precision)(images)
         assert error(got, expected.flatten(2).transpose(1, 2)) < ERRORS[precision]
 
 
@@ -136,7 +136,7 @@ def test_to_the_meta_device_and_back(kind: str, precision: str) -> None:
     plain = torch.nn.Linear(768, 16) if kind == "linear" else convolution()
     layer = torch.nn.Linear(768, 16) if kind == "linear" else convolution()
     if kind == "module":
-        ours = PatchEmbed.from_module(layer, precision=precision)
+        ours = embedding(layer, precision=precision)
     else:
         ours = convert_layer(layer, PatchOptions(precision=precision))
     images = uint8_images()
@@ -156,7 +156,7 @@ def test_tensors_without_memory(precision: str, gradients: bool) -> None:
     with FakeTensorMode(), torch.set_grad_enabled(gradients):
         layer = convert_layer(torch.nn.Conv2d(3, 24, 16, 16), PatchOptions(precision=precision))
         pos = torch.zeros(9, 24)
-        embed = PatchEmbed.from_module(torch.nn.Conv2d(3, 24, 16, 16), pos_embed=pos, precision=precision)
+        embed = embedding(torch.nn.Conv2d(3, 24, 16, 16), pos_embed=pos, precision=precision)
         images = torch.empty(2, 3, 64, 48, dtype=torch.uint8)
         assert layer(images).shape == (2, 24, 4, 3)
         assert embed(images).shape == (2, 12, 24)

@@ -11,8 +11,9 @@ import transformers
 
 import cute_kernels
 from cute_kernels.models import transformers as integration
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer
 from cute_kernels.operations.runtime import constants
+from tests.models.nn.embedding import embedding
 from tests.models.nn.test_module import ERRORS, convolution, error, normalise, plain, positions, uint8_images
 
 HALF = (0.5, 0.5, 0.5)
@@ -26,7 +27,7 @@ def nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.no_grad()
 def test_weight_and_interpolated_positions_of_a_module() -> None:
     module, pos, images = convolution(), positions(), uint8_images(64, 80)
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision="int8")
+    ours = embedding(module, pos_embed=pos, precision="int8")
 
     def expected() -> torch.Tensor:
         image = pos.view(1, 3, 3, 24).permute(0, 3, 1, 2)

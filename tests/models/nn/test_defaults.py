@@ -10,7 +10,7 @@ import torch
 
 import cute_kernels
 from cute_kernels import testing
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer
 from cute_kernels.operations import reference
 from cute_kernels.operations.patch_embed import PATCH_EMBED
 from tests.models.nn.test_module import MEAN, STD, convolution, positions, uint8_images
@@ -29,9 +29,8 @@ def converted(precision: str, backend: str) -> torch.Tensor:
 def of_rows(order: str) -> torch.Tensor:
     layer = torch.nn.Linear(768, 24, dtype=torch.float32, device="cpu")
     layer.weight.data, layer.bias.data = CONVOLUTION.weight.data.flatten(1), CONVOLUTION.bias.data
-    embed = PatchEmbed.from_module(layer, pos_embed=POSITIONS, order=order, precision="fp8", mean=MEAN, std=STD)
-    rows = IMAGES.flatten()[: 2 * 6 * 768].view(2, 6, 768)
-    return embed(rows, spatial_shapes=[(2, 3), (1, 4)])
+    options = PatchOptions(order=order, precision="fp8", mean=MEAN, std=STD)
+    return convert_layer(layer, options)(IMAGES.flatten()[: 2 * 6 * 768].view(2, 6, 768))
 
 
 def prepared(precision: str, **more) -> torch.Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_kernels.models.nn import PatchEmbed
 from cute_kernels.models.nn.layers import convert_layer
 from cute_kernels.models.nn.options import PatchOptions
+from tests.models.nn.embedding import embedding
 from tests.models.nn.test_module import (
     ERRORS,
     PRECISIONS,
@@ -28,7 +28,7 @@ def test_writes_to_parameters_that_were_made_in_inference_mode(precision: str) -
     """Of the weight, and of a position embedding that is interpolated and kept."""
     module, pos, images = convolution(), positions(), uint8_images(64, 80)
     assert module.weight.is_inference() and pos.is_inference()
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision=precision)
+    ours = embedding(module, pos_embed=pos, precision=precision)
 
     def expected() -> torch.Tensor:
         image = pos.view(1, 3, 3, 24).permute(0, 3, 1, 2)
@@ -47,7 +47,7 @@ def test_writes_to_parameters_that_were_made_in_inference_mode(precision: str) -
 @torch.inference_mode()
 def test_what_is_unchanged_is_not_made_again() -> None:
     module, pos, images = convolution(), positions(), uint8_images(64, 80)
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision="int8")
+    ours = embedding(module, pos_embed=pos, precision="int8")
     ours(images)
     made = ours.engine.prepared("images", ours.weight)
     ours(images)
@@ -68,7 +68,7 @@ def test_a_cast_after_a_write_makes_it_anew() -> None:
 
 def test_what_is_made_in_inference_mode_has_a_version_counter() -> None:
     """Operations find a tensor without one again by nothing, and would lay out weight and positions at every call."""
-    ours = PatchEmbed.from_module(torch.nn.Linear(768, 24), pos_embed=positions(), precision="int8")
+    ours = embedding(convolution(), pos_embed=positions(), precision="int8")
     with torch.inference_mode():
         ours(uint8_images(64, 80))
     weight = ours.engine.prepared("images", ours.weight)

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from cute_kernels.models.nn import PatchConv2d, PatchEmbed, PatchLinear, PatchOptions, convert_layer, revert_layer
+from cute_kernels.models.nn import PatchConv2d, PatchLinear, PatchOptions, convert_layer, revert_layer
 
 OPTIONS = PatchOptions(precision="fp16")
 
@@ -148,16 +148,13 @@ def test_a_convolution_has_one_order(convolution):
         with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d: must be 'chw'"):
             convert_layer(module, PatchOptions(order="hwc"))
         assert (type(module), vars(module).get("engine")) == before
-    with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d: must be 'chw'"):
-        PatchEmbed.from_module(convolution, order="hwc")
 
 
 @pytest.mark.parametrize("layer", [torch.nn.Conv2d(3, 8, 16, 16), torch.nn.Linear(1536, 8)], ids=["conv", "linear"])
 def test_layers_have_one_frame(layer):
     """The refusal comes before the first call, and says which option is at fault."""
-    for make in (convert_layer, PatchEmbed):
-        with pytest.raises(ValueError, match="frames = 2: must be 1"):
-            make(layer, PatchOptions(precision="fp8", frames=2))
+    with pytest.raises(ValueError, match="frames = 2: must be 1"):
+        convert_layer(layer, PatchOptions(precision="fp8", frames=2))
     assert "engine" not in vars(layer)
 
 

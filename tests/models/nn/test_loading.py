@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer
+from tests.models.nn.embedding import Embedding, embedding
 from tests.models.nn.test_module import ERRORS, convolution, error, positions, uint8_images
 
 
@@ -42,16 +42,6 @@ class Converted(Plain):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.proj(images, self.pos_embed).flatten(2).transpose(1, 2)
-
-
-class Doubled(Plain):
-    """Keeps the layer beside what was made from it."""
-
-    def prepare(self) -> None:
-        self.patch_embed = PatchEmbed.from_module(self.proj, pos_embed=self.pos_embed, precision="int8")
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.patch_embed(images)
 
 
 def build(kind: type[Plain], seed: int) -> Plain:
@@ -107,68 +97,12 @@ def test_a_converted_layer_uses_what_the_model_has(change: Callable[[Plain], Pla
     assert error(model(images), model.expected(images)) < ERRORS["int8"]
 
 
-@pytest.mark.parametrize("again", [lambda model: model, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-@pytest.mark.parametrize("change", CHANGES)
-@torch.no_grad()
-def test_a_module_beside_its_source_never_uses_what_is_stale(change, again) -> None:
-    images, model = uint8_images(), again(build(Doubled, 0))
-    assert error(model(images), model.expected(images)) < ERRORS["int8"]
-    model = change(model)
-    with pytest.raises(RuntimeError, match="from_module after loading"):
-        model(images)
-    model.prepare()
-    assert error(model(images), model.expected(images)) < ERRORS["int8"]
-
-
-@pytest.mark.parametrize("again", [lambda model: model, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-@pytest.mark.parametrize("as_buffer", [False, True])
-@torch.no_grad()
-def test_positions_that_are_replaced_alone_are_noticed(again, as_buffer: bool) -> None:
-    """In a part of a model and under another name; written in place they are used as they are."""
-    part = torch.nn.Module()
-    if as_buffer:
-        part.register_buffer("places", positions().detach())
-    else:
-        part.places = torch.nn.Parameter(positions().detach(), requires_grad=False)
-    model = torch.nn.ModuleDict({"part": part})
-    model["embed"] = PatchEmbed.from_module(convolution(), pos_embed=part.places, model=model, precision="int8")
-    model, images = again(model), uint8_images()
-    before = model["embed"](images)
-    model["part"].places.mul_(-1)
-    after = model["embed"](images)
-    assert not torch.equal(before, after)
-    replaced = -model["part"].places.detach()
-    model["part"].places = replaced if as_buffer else torch.nn.Parameter(replaced, requires_grad=False)
-    with pytest.raises(RuntimeError, match="places of the Module .* was replaced since.*from_module after loading"):
-        model["embed"](images)
-    assert torch.equal(model["embed"](images, model["part"].places), before)
-    model["embed"].pos_embed = model["part"].places
-    assert torch.equal(model["embed"](images), before)
-
-
-def test_a_model_without_the_positions_is_refused() -> None:
-    with pytest.raises(ValueError, match="model is Linear, which has no parameter or buffer that is pos_embed"):
-        PatchEmbed.from_module(convolution(), pos_embed=positions(), model=torch.nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="model is str: must be torch.nn.Module"):
-        PatchEmbed.from_module(convolution(), pos_embed=positions(), model="vit")
-
-
-@torch.no_grad()
-def test_copies_of_a_model_with_both_have_parameters_of_their_own() -> None:
-    images, model = uint8_images(), build(Doubled, 0)
-    other = copy.deepcopy(model)
-    other.proj.weight.mul_(-1)
-    for each in (model, other):
-        assert error(each(images), each.expected(images)) < ERRORS["int8"]
-    assert error(other(images), model(images)) > 0.1
-
-
 @pytest.mark.parametrize("as_buffer", [False, True])
 @torch.no_grad()
 def test_alone_it_saves_and_loads_all_that_it_holds(as_buffer: bool) -> None:
-    def make(seed: int) -> PatchEmbed:
+    def make(seed: int) -> Embedding:
         pos = positions().detach() * (1 + seed)
-        return PatchEmbed.from_module(
+        return embedding(
             convolution(seed=seed), pos_embed=pos if as_buffer else torch.nn.Parameter(pos), precision="int8"
         )
 
@@ -192,26 +126,10 @@ def test_alone_it_saves_and_loads_all_that_it_holds(as_buffer: bool) -> None:
 @torch.no_grad()
 def test_what_it_loads_itself_is_used_beside_its_source() -> None:
     module, images = convolution(), uint8_images()
-    ours = PatchEmbed.from_module(module, precision="int8")
-    other = PatchEmbed.from_module(convolution(seed=1), precision="int8")
+    ours = embedding(module, precision="int8")
+    other = embedding(convolution(seed=1), precision="int8")
     ours.load_state_dict(other.state_dict(), assign=True)
     assert torch.equal(ours(images), other(images))
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@torch.no_grad()
-def test_a_copy_of_what_is_stale_is_stale(again) -> None:
-    for change in CHANGES:
-        model = again(change(build(Doubled, 0)))
-        with pytest.raises(RuntimeError, match="from_module after loading"):
-            model(uint8_images())
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_model_with_both_is_exported(strict: bool) -> None:
-    images, model = uint8_images(), build(Doubled, 0)
-    exported = torch.export.export(model, (images,), strict=strict).module()
-    assert error(exported(images), model.expected(images)) < 1e-5
 
 
 def test_gradients_reach_the_positions_of_a_converted_layer() -> None:

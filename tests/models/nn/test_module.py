@@ -1,4 +1,4 @@
-"""`cute_kernels.models.nn.PatchEmbed`: against the modules that it replaces, and against the contracts bit for bit."""
+"""Converted convolutions with positions: against the modules that they were, and against the contracts bit for bit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import warnings
 import pytest
 import torch
 
-from cute_kernels.models.nn import PatchEmbed, availability
+from cute_kernels.models.nn import PatchOptions, availability, convert_layer
 from cute_kernels.operations import reference
 from cute_kernels.operations.patch_weight import prepare_patch_weight
+from tests.models.nn.embedding import embedding
 
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
 PRECISIONS = ("bf16", "fp16", "int8", "fp8")
@@ -51,7 +52,7 @@ def error(got: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_uint8_images(precision, patch):
     module, pos, images = convolution(patch), positions(), uint8_images(3 * patch, 3 * patch)
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision=precision, mean=MEAN, std=STD)
+    ours = embedding(module, pos_embed=pos, precision=precision, mean=MEAN, std=STD)
     with torch.no_grad():
         got = ours(images)
     assert got.dtype == torch.float32 and got.shape == (2, 9, 24)
@@ -62,7 +63,7 @@ def test_uint8_images(precision, patch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_normalised_images(precision, dtype):
     module, pos, images = convolution().to(dtype), positions(), normalise(uint8_images())
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision=precision, mean=MEAN, std=STD)
+    ours = embedding(module, pos_embed=pos, precision=precision, mean=MEAN, std=STD)
     with torch.no_grad():
         got = ours(images.to(dtype))
     assert got.dtype == dtype
@@ -74,7 +75,7 @@ def test_normalised_images(precision, dtype):
 def test_the_bits_are_the_contracts(precision):
     module, pos, images = convolution().to(torch.bfloat16), positions(), uint8_images()
     weight = prepare_patch_weight(module.weight, precision=precision, mean=MEAN, std=STD)
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision=precision, mean=MEAN, std=STD)
+    ours = embedding(module, pos_embed=pos, precision=precision, mean=MEAN, std=STD)
     shifted = module.bias.detach().float() + weight.offset
     expected = reference.patch_embed_images(
         images, weight.raw, weight.scale, shifted, pos.detach(), 16, torch.bfloat16
@@ -85,7 +86,7 @@ def test_the_bits_are_the_contracts(precision):
 
 def test_fp8_is_patch_embed_of_rows_with_a_fixed_scale():
     module, pos, images = convolution(), positions(), uint8_images().float() / 127.5 - 1
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision="fp8")
+    ours = embedding(module, pos_embed=pos, precision="fp8")
     weight_scale = module.weight.detach().flatten(1).abs().amax(1, keepdim=True) / 448
     values = (module.weight.detach().flatten(1) / weight_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     rows = torch.nn.functional.unfold(images, 16, stride=16).transpose(1, 2)
@@ -101,13 +102,13 @@ def test_fp8_is_patch_embed_of_rows_with_a_fixed_scale():
 
 def test_a_checkpoint_loads_both_ways():
     module, other = convolution(), convolution(seed=1)
-    ours = PatchEmbed.from_module(copy.deepcopy(module), precision="int8")
+    ours = embedding(copy.deepcopy(module), precision="int8")
     assert list(ours.state_dict()) == list(module.state_dict())
     images = uint8_images()
     with torch.no_grad():
         before = ours(images)
         ours.load_state_dict(other.state_dict())
-        expected = PatchEmbed.from_module(other, precision="int8")(images)
+        expected = embedding(other, precision="int8")(images)
         assert torch.equal(ours(images), expected) and not torch.equal(before, expected)
     module.load_state_dict(ours.state_dict())
     assert torch.equal(module.weight, other.weight)
@@ -115,14 +116,14 @@ def test_a_checkpoint_loads_both_ways():
 
 def test_parameters_are_the_replaced_modules():
     module, pos = convolution(), positions()
-    ours = PatchEmbed.from_module(module, pos_embed=pos)
+    ours = embedding(module, pos_embed=pos)
     assert {id(p) for p in ours.parameters()} == {id(module.weight), id(module.bias), id(pos)}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_write_to_the_weight_is_seen(precision):
     module, images = convolution(), uint8_images()
-    ours = PatchEmbed.from_module(module, precision=precision)
+    ours = embedding(module, precision=precision)
     with torch.no_grad():
         ours(images)
         module.weight.mul_(-1)
@@ -136,7 +137,7 @@ def test_training_is_the_plain_modules(precision):
     """Gradients and a step of an optimiser are those of the convolution, and inference follows the step."""
     module, pos, images = convolution(), positions(), uint8_images()
     twin, twin_pos = copy.deepcopy(module), torch.nn.Parameter(pos.detach().clone())
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision=precision, mean=MEAN, std=STD)
+    ours = embedding(module, pos_embed=pos, precision=precision, mean=MEAN, std=STD)
     with torch.no_grad():
         ours(images)
     optimiser = torch.optim.SGD([*ours.parameters()], lr=0.1)
@@ -153,21 +154,21 @@ def test_training_is_the_plain_modules(precision):
 
 def test_gradients_reach_images():
     images = normalise(uint8_images()).requires_grad_()
-    ours = PatchEmbed.from_module(convolution().requires_grad_(False), mean=MEAN, std=STD)
+    ours = embedding(convolution().requires_grad_(False), mean=MEAN, std=STD)
     ours(images).sum().backward()
     assert images.grad.abs().sum() > 0
 
 
 def test_frozen_parameters_need_no_no_grad():
     module, images = convolution().requires_grad_(False), uint8_images()
-    ours = PatchEmbed.from_module(module, precision="int8")
+    ours = embedding(module, precision="int8")
     with torch.no_grad():
         expected = ours(images)
     assert torch.equal(ours(images), expected)
 
 
 def test_eval_mode_with_gradients_is_told():
-    ours = PatchEmbed.from_module(convolution()).eval()
+    ours = embedding(convolution()).eval()
     with pytest.warns(UserWarning, match="torch.no_grad"):
         ours(uint8_images())
     with warnings.catch_warnings():
@@ -179,7 +180,7 @@ def test_eval_mode_with_gradients_is_told():
 def test_casting_the_module_leaves_what_the_kernel_reads_alone(precision):
     """An int8 weight made from float32 stays that one when the parameters become bfloat16."""
     module, images = convolution(), uint8_images()
-    ours = PatchEmbed.from_module(module, precision=precision)
+    ours = embedding(module, precision=precision)
     with torch.no_grad():
         before = ours(images)
         module.bias.data = module.bias.data.bfloat16().float()
@@ -197,18 +198,18 @@ def test_casting_the_module_leaves_what_the_kernel_reads_alone(precision):
 
 def test_a_weight_of_before_the_cast_is_not_taken_for_the_weight_after_a_write():
     module, images = convolution(), uint8_images()
-    ours = PatchEmbed.from_module(module, precision="int8")
+    ours = embedding(module, precision="int8")
     with torch.no_grad():
         ours(images)
         module.weight.mul_(-1)
         ours.to(torch.bfloat16)
-        fresh = PatchEmbed.from_module(module, precision="int8")
+        fresh = embedding(module, precision="int8")
         assert torch.equal(ours(images), fresh(images))
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 def test_copies(again):
-    ours = PatchEmbed.from_module(convolution(), pos_embed=positions(), precision="int8", mean=MEAN, std=STD)
+    ours = embedding(convolution(), pos_embed=positions(), precision="int8", mean=MEAN, std=STD)
     images = uint8_images(64, 48)
     with torch.no_grad():
         expected = ours(images)
@@ -221,7 +222,7 @@ def test_copies(again):
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
 def test_positions_follow_the_image(mode):
     module, pos, images = convolution(), positions(), uint8_images(64, 80)
-    ours = PatchEmbed.from_module(module, pos_embed=pos[None].detach(), precision="fp16", interpolation=mode)
+    ours = embedding(module, pos_embed=pos[None].detach(), precision="fp16", interpolation=mode)
     image = pos.detach().view(1, 3, 3, 24).permute(0, 3, 1, 2)
     resized = torch.nn.functional.interpolate(image, size=(4, 5), mode=mode).flatten(2).transpose(1, 2)
     with torch.no_grad():
@@ -232,61 +233,21 @@ def test_positions_follow_the_image(mode):
 
 def test_pixels_beyond_the_last_patch_are_left_out():
     module, images = convolution(), uint8_images(55, 50)
-    ours = PatchEmbed.from_module(module, precision="fp16", mean=MEAN, std=STD)
+    ours = embedding(module, precision="fp16", mean=MEAN, std=STD)
     with torch.no_grad():
         assert error(ours(images), plain(normalise(images), module)) < ERRORS["fp16"]
-
-
-@pytest.mark.parametrize("order", ["chw", "hwc"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_linear_layer_of_images(precision, order):
-    module, images = convolution(), uint8_images()
-    linear = torch.nn.Linear(768, 24)
-    weight = module.weight.detach()
-    linear.weight.data = (weight if order == "chw" else weight.permute(0, 2, 3, 1)).flatten(1).contiguous()
-    linear.bias.data = module.bias.data
-    ours = PatchEmbed.from_module(linear, precision=precision, order=order, mean=MEAN, std=STD)
-    expected = plain(normalise(images), module)
-    assert error(ours(images).detach(), expected) < 1e-5  # with gradients: the plain layer
-    with torch.no_grad():
-        assert error(ours(images), expected) < ERRORS[precision]
-
-
-@pytest.mark.parametrize("order", ["chw", "hwc"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_rows_with_positions_of_their_grids(precision, order):
-    """Padding rows get the first position of their image."""
-    torch.manual_seed(3)
-    linear, pos = torch.nn.Linear(768, 24), positions()
-    rows = torch.randint(0, 256, (2, 12, 768), dtype=torch.uint8)
-    if order == "chw":
-        per_row = [torch.tensor(value).repeat_interleave(256) for value in (MEAN, STD)]
-    else:
-        per_row = [torch.tensor(value).repeat(256) for value in (MEAN, STD)]
-    ours = PatchEmbed.from_module(linear, pos_embed=pos, precision=precision, order=order, mean=MEAN, std=STD)
-    image = pos.detach().view(1, 3, 3, 24).permute(0, 3, 1, 2)
-    wide = torch.nn.functional.interpolate(image, size=(2, 5), mode="bicubic").flatten(2)[0].t()
-    table = torch.stack([torch.cat([wide, wide[:1].expand(2, -1)]), torch.cat([pos, pos[:1].expand(3, -1)])]).detach()
-    expected = (linear((rows.float() / 255 - per_row[0]) / per_row[1]) + table).detach()
-    shapes = torch.tensor([[2, 5], [3, 3]])
-    assert error(ours(rows, spatial_shapes=shapes).detach(), expected) < 1e-5
-    with torch.no_grad():
-        assert error(ours(rows, spatial_shapes=shapes), expected) < ERRORS[precision]
-        if precision in ("bf16", "fp16", "fp8"):
-            normalised = (rows.float() / 255 - per_row[0]) / per_row[1]
-            assert error(ours(normalised, spatial_shapes=shapes.tolist()), expected) < ERRORS[precision]
 
 
 @pytest.mark.parametrize("backend", ["auto", "emulator"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_an_empty_batch_of_images(precision, backend):
-    ours = PatchEmbed.from_module(convolution(), pos_embed=positions(), precision=precision, backend=backend)
+    ours = embedding(convolution(), pos_embed=positions(), precision=precision, backend=backend)
     with torch.no_grad():
         assert ours(uint8_images(batch=0)).shape == (0, 9, 24)
 
 
 def test_an_empty_batch():
-    ours = PatchEmbed.from_module(torch.nn.Linear(768, 24)).requires_grad_(False)
+    ours = convert_layer(torch.nn.Linear(768, 24), PatchOptions()).requires_grad_(False)
     assert ours(torch.zeros(0, 7, 768)).shape == (0, 7, 24)
 
 
@@ -294,21 +255,19 @@ def test_an_empty_batch():
 def test_the_kernel_of_images_in_the_emulator():
     """The bits of the reference, also in a float32 module, whose results the kernel writes in bfloat16."""
     module, pos, images = convolution(), positions(2, 2), uint8_images(32, 32, batch=1)
-    rows = images.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 1, 4, 5).reshape(1, 4, 768)
     ours, same = (
-        PatchEmbed.from_module(module, pos_embed=pos, precision="int8", backend=backend)
+        embedding(module, pos_embed=pos, precision="int8", backend=backend)
         for backend in ("emulator", "reference")
     )
     got = ours(images)
     assert got.dtype == torch.float32 and torch.equal(got, same(images))
-    assert torch.equal(*(each(rows, spatial_shapes=[[2, 2]]) for each in (ours, same)))
     assert error(got, plain(normalise(images, (0.5,) * 3, (0.5,) * 3), module, pos)) < ERRORS["int8"]
 
 
 @torch.no_grad()
 def test_without_a_kernel_of_images_patches_are_multiplied_as_rows():
     module, pos, images = convolution(14), positions(2, 2), uint8_images(28, 30, batch=1)
-    ours = PatchEmbed.from_module(module, pos_embed=pos, backend="emulator", mean=MEAN, std=STD)
+    ours = embedding(module, pos_embed=pos, backend="emulator", mean=MEAN, std=STD)
     expected = plain(normalise(images), module, pos)
     assert 1e-5 < error(ours(images), expected) < ERRORS["bf16"]
     assert torch.equal(ours(normalise(images)), ours(images))
@@ -318,7 +277,7 @@ def test_without_a_kernel_of_images_patches_are_multiplied_as_rows():
 def test_no_kernel_that_rounds_to_bfloat16_on_the_way():
     """Rows of patches of 14 have a kernel that writes bfloat16 alone; a float16 model keeps float16's precision."""
     module, images = convolution(14).half(), normalise(uint8_images(28, 28, batch=1)).half()
-    ours = PatchEmbed.from_module(module, precision="fp16", backend="emulator", mean=MEAN, std=STD)
+    ours = embedding(module, precision="fp16", backend="emulator", mean=MEAN, std=STD)
     got = ours(images)
     assert got.dtype == torch.float16
     assert 1e-5 < error(got.float(), plain(images.float(), module.float())) < ERRORS["fp16"]
@@ -348,7 +307,7 @@ def test_whether_there_is_a_kernel_is_planned_once(monkeypatch):
 @torch.no_grad()
 def test_integers_without_a_kernel_are_the_plain_module_and_it_says_so():
     module, images = convolution(14), uint8_images(14, 5544, batch=1)
-    ours = PatchEmbed.from_module(module, precision="int8", backend="emulator", mean=MEAN, std=STD)
+    ours = embedding(module, precision="int8", backend="emulator", mean=MEAN, std=STD)
     with pytest.warns(UserWarning, match="no kernel takes images"):
         assert error(ours(images), plain(normalise(images), module)) < 1e-6
 
@@ -358,7 +317,7 @@ def test_compiled(number):
     """Also where others were compiled before, whatever the order: nothing is left of them."""
     dynamo = torch._dynamo.utils
     assert not dynamo.counters["frames"]
-    ours = PatchEmbed.from_module(convolution(), pos_embed=positions(), precision="int8").requires_grad_(False)
+    ours = embedding(convolution(), pos_embed=positions(), precision="int8").requires_grad_(False)
     images = uint8_images(64, 64)
     expected = ours(images)
     compiled = torch.compile(ours, backend="eager")
@@ -371,7 +330,7 @@ def test_compiled(number):
 @pytest.mark.parametrize("strict", [False, True])
 def test_tracing_takes_the_plain_module(strict):
     module = convolution().requires_grad_(False)
-    ours = PatchEmbed.from_module(module)
+    ours = embedding(module)
     images = normalise(uint8_images(), (0.5,) * 3, (0.5,) * 3)
     exported = torch.export.export(ours, (images,), strict=strict).module()
     assert torch.allclose(exported(images), plain(images, module), atol=1e-5)

@@ -10,7 +10,8 @@ import safetensors.torch
 import torch
 from torch.nn.utils import parametrizations
 
-from cute_kernels.models.nn import PatchConv2d, PatchEmbed, PatchOptions, convert_layer, revert_layer
+from cute_kernels.models.nn import PatchConv2d, PatchOptions, convert_layer, revert_layer
+from tests.models.nn.embedding import embedding
 from tests.models.nn.test_module import (
     ERRORS,
     PRECISIONS,
@@ -61,22 +62,11 @@ def test_positions_that_are_elsewhere_or_missing() -> None:
     images, pos = uint8_images(), positions().detach()
     with pytest.raises(ValueError, match="pos_embed is on meta and weight is on cpu: they must be on one device"):
         converted()(images, pos.to("meta"))
-    with pytest.raises(ValueError, match="pos_embed is on meta and weight is on cpu: they must be on one device"):
-        PatchEmbed.from_module(convolution(), pos_embed=pos.to("meta"))
     with pytest.raises(ValueError, match=r"grid = \(3, 3\) without pos_embed"):
         converted()(images, grid=(3, 3))
     for value in ([0.0], torch.nn.Embedding(9, 24)):
         with pytest.raises(TypeError, match=f"pos_embed is {type(value).__name__}: must be torch.Tensor"):
-            PatchEmbed.from_module(convolution(), pos_embed=value)
-
-
-@torch.no_grad()
-def test_grids_of_rows() -> None:
-    ours = PatchEmbed.from_module(convolution(), pos_embed=positions())
-    with pytest.raises(ValueError, match="spatial_shapes is of rows, and pixels has shape"):
-        ours(uint8_images(), spatial_shapes=[[3, 3], [3, 3]])
-    with pytest.raises(TypeError, match="spatial_shapes is int: must be"):
-        ours(torch.zeros(2, 9, 768), spatial_shapes=9)
+            converted()(images, value)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +78,8 @@ def test_grids_of_rows() -> None:
 )
 def test_layers_whose_parameters_are_made_by_something_else(module: torch.nn.Module, words: str) -> None:
     kind = type(module)
-    for convert in (lambda: convert_layer(module, PatchOptions()), lambda: PatchEmbed.from_module(module, channels=3)):
-        with pytest.raises((TypeError, ValueError), match=f"{words}|channels = 0"):
-            convert()
+    with pytest.raises((TypeError, ValueError), match=f"{words}|channels = 0"):
+        convert_layer(module, PatchOptions())
     assert type(module) is kind
 
 
@@ -121,7 +110,7 @@ def test_four_channels_with_options_for_three(precision: str) -> None:
     expected = layer(images / 127.5 - 1)
     with pytest.raises(ValueError, match="mean has 3 numbers"):
         convert_layer(layer, PatchOptions(precision=precision, mean=(0.4, 0.5, 0.6)))
-    embed = PatchEmbed.from_module(layer, precision=precision)
+    embed = embedding(layer, precision=precision)
     assert error(embed(images), expected.flatten(2).transpose(1, 2)) < ERRORS[precision]
     assert error(convert_layer(layer, PatchOptions(precision=precision))(images), expected) < ERRORS[precision]
 
@@ -160,7 +149,7 @@ def test_derivatives_of_forward_mode_are_the_plain_modules(precision: str) -> No
     expected = torch.func.jvp(lambda x, p: embeddings(theirs, p, x), (pixels, pos), (tangent, pos))
     got = torch.func.jvp(lambda x, p: embeddings(ours, p, x), (pixels, pos), (tangent, pos))
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(got, expected, strict=True))
-    module = PatchEmbed.from_module(convolution().requires_grad_(False), pos_embed=pos)
+    module = embedding(convolution().requires_grad_(False), pos_embed=pos)
     assert torch.allclose(torch.func.jvp(module, (pixels,), (tangent,))[1], expected[1] - pos, atol=1e-4)
     with torch.autograd.forward_ad.dual_level(), torch.no_grad():
         dual = torch.autograd.forward_ad.make_dual(pixels, tangent)

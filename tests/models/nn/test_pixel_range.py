@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from cute_kernels.emulator.programs import capture
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer
 from cute_kernels.models.nn.pixels import Contradictions
+from tests.models.nn.embedding import embedding
 from tests.models.nn.test_module import ERRORS, MEAN, STD, convolution, error, normalise, uint8_images
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -76,10 +77,10 @@ def test_pixels_promised_to_be_normalised_may_be_decibels(precision: str) -> Non
     right = layer(pixels)
     options = PatchOptions(precision=precision, channels=2, pixels="normalised")
     assert error(convert_layer(copy.deepcopy(layer), options)(pixels), right) < ERRORS[precision]
-    ours = PatchEmbed.from_module(layer, precision=precision, pixels="normalised")
+    ours = embedding(layer, precision=precision, pixels="normalised")
     assert error(ours(pixels), right.flatten(2).transpose(1, 2)) < ERRORS[precision]
     with pytest.raises(ValueError, match="they look raw"):
-        PatchEmbed.from_module(layer, precision=precision)(pixels)
+        embedding(layer, precision=precision)(pixels)
 
 
 @pytest.mark.parametrize("storage", [torch.int8, torch.uint8, torch.float8_e4m3fn])

@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_kernels.models import transformers as integration
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer, kernels_in_export
+from cute_kernels.models.nn import PatchOptions, convert_layer, kernels_in_export
+from tests.models.nn.embedding import embedding
 from tests.processes import run_python
 
 OPERATOR = "cute_kernels.embed_patches.default"
@@ -51,8 +52,8 @@ def qwen(precision: str) -> torch.nn.Module:
 
 
 MODULES: dict[str, tuple[Callable[[str], torch.nn.Module], tuple[int, ...]]] = {
-    "PatchEmbed": (
-        lambda precision: PatchEmbed.from_module(
+    "a layer that keeps positions": (
+        lambda precision: embedding(
             torch.nn.Conv2d(3, 24, 16, stride=16),
             pos_embed=torch.nn.Parameter(torch.randn(1, 16, 24)),
             precision=precision,
@@ -172,7 +173,7 @@ def test_export_that_keeps_the_operator(kind: str, strict: bool) -> None:
 
 
 def test_an_exported_program_in_another_process(tmp_path) -> None:
-    module, pixels = build("PatchEmbed", "int8")
+    module, pixels = build("a layer that keeps positions", "int8")
     module.requires_grad_(False)
     batch = torch.export.Dim("batch", min=1, max=64)
     with kernels_in_export():

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer
 from cute_kernels.models.nn.engine import PatchEngine
 from cute_kernels.models.nn.layer_norm import LayerNormEngine
 from cute_kernels.operations import gemm as gemm_operation
 from cute_kernels.operations import patch_embed as rows_operation
 from cute_kernels.operations import patch_embed_images as images_operation
+from tests.models.nn.embedding import Embedding, embedding
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -31,10 +32,10 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def module(dtype: torch.dtype = torch.bfloat16, precision: str = "bf16") -> PatchEmbed:
+def module(dtype: torch.dtype = torch.bfloat16, precision: str = "bf16") -> Embedding:
     torch.manual_seed(0)
     layer, positions = torch.nn.Conv2d(3, 32, 8, stride=8), torch.nn.Parameter(torch.randn(1, 4, 32))
-    embed = PatchEmbed.from_module(layer, pos_embed=positions, precision=precision, mean=MEAN, std=STD)
+    embed = embedding(layer, pos_embed=positions, precision=precision, mean=MEAN, std=STD)
     return embed.to(dtype)
 
 

@@ -11,7 +11,8 @@ import transformers
 
 from cute_kernels import gemm, patch_embed
 from cute_kernels.models import transformers as integration
-from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer
+from tests.models.nn.embedding import embedding
 from tests.models.nn.test_module import (
     ERRORS,
     PRECISIONS,
@@ -51,7 +52,7 @@ def flat_memory(parameters: list[torch.nn.Parameter]) -> None:
 def test_in_every_round(precision: str, write) -> None:
     """Of weight, bias and positions that are interpolated; the list of parameters is from before the first call."""
     module, pos, images = convolution(), positions(), uint8_images(64, 80)
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision=precision, mean=0.5, std=0.5)
+    ours = embedding(module, pos_embed=pos, precision=precision, mean=0.5, std=0.5)
     parameters = list(ours.parameters())
     for _ in range(3):
         image = pos.view(1, 3, 3, 24).permute(0, 3, 1, 2)
@@ -67,7 +68,7 @@ def test_in_every_round(precision: str, write) -> None:
 @torch.no_grad()
 def test_of_what_the_emulated_kernel_reads(write) -> None:
     module, pos, images = convolution(), positions(), uint8_images()
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision="int8", mean=0.5, std=0.5, backend="emulator")
+    ours = embedding(module, pos_embed=pos, precision="int8", mean=0.5, std=0.5, backend="emulator")
     for _ in range(2):
         assert error(ours(images), plain(normalise(images, HALF, HALF), module, pos)) < ERRORS["int8"]
         write(list(ours.parameters()))
@@ -122,7 +123,7 @@ def test_parameters_are_swapped(conversion, sides, backend: str, monkeypatch: py
     model = torch.nn.Module()
     model.proj, model.pos = copy.deepcopy(module), copy.deepcopy(pos)
     convert_layer(model.proj, PatchOptions(precision="int8", backend=backend))
-    ours = PatchEmbed.from_module(module, pos_embed=pos, precision="int8", backend=backend)
+    ours = embedding(module, pos_embed=pos, precision="int8", backend=backend)
     expected = ours(images)
     assert torch.equal(model.proj(images, model.pos).flatten(2).transpose(1, 2), expected)
     weight = model.proj.weight
