@@ -97,16 +97,6 @@ def arch_of(options: argparse.Namespace, name: str) -> str:
     return arch
 
 
-def config_of(options: argparse.Namespace, name: str, problem: Any) -> Any:
-    """The configuration of ``--arch`` and ``--set`` for a problem of this operation; None, for the plan's choice,
-    without ``--set``. Raises ValueError: as `kernel_of`; a setting that is no FIELD=VALUE, a value of another type,
-    or a field set twice."""
-    if not options.settings:
-        return None
-    kind = kernel_of(options, name, problem, options.settings).config
-    return parse_settings(kind, options.settings, f"{arch_of(options, name)}, {kind.__name__}")
-
-
 def kernel_of(options: argparse.Namespace, name: str, problem: Any, settings: Sequence[str]) -> Kernel:
     """The kernel that the problem gets, if that has all settings, or the first one that has. Raises ValueError: an
     unknown field, or a problem that no kernel takes."""
@@ -201,9 +191,10 @@ def _add_option(group: argparse._ArgumentGroup, owners: dict[str, Option]) -> No
 def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
     """The plan of a command with `add_plan` for its ``kernel``. Raises ValueError: an option of another kernel, a
     setting that cannot be read, or what the plan refuses."""
-    problem = problem_of(options)
-    config = config_of(options, options.kernel, problem)
-    arch = arch_of(options, options.kernel)
+    problem, arch, config = problem_of(options), arch_of(options, options.kernel), None
+    if options.settings:
+        kind = kernel_of(options, options.kernel, problem, options.settings).config
+        config = parse_settings(kind, options.settings, f"{arch}, {kind.__name__}")
     try:
         return make_plan(problem, config, arch, sm_count=sm_count)
     except ValueError as reason:

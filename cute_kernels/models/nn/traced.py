@@ -77,6 +77,6 @@ def _fake(pixels, weight, bias, pos_embed, position_ids, options: str) -> torch.
     features = weight.shape[0]
     if pixels.dim() != 4:
         return pixels.new_empty((*pixels.shape[:-1], features), dtype=weight.dtype)
-    patch = weight.shape[-1] if weight.dim() > 2 else round((weight.shape[1] / pixels.shape[1]) ** 0.5)
+    patch = weight.shape[-1]
     count = (pixels.shape[2] // patch) * (pixels.shape[3] // patch)
     return pixels.new_empty((pixels.shape[0], count, features), dtype=weight.dtype)
