@@ -1,23 +1,21 @@
-"""Video instructions of 2 and 4 lanes, and cvt.pack, of operations that others have.
+"""vabsdiff2 and vabsdiff4, and cvt.pack, of operations that others have.
 
-All of them compute with 64 bits, where nothing overflows, and take the bits that they keep. The scalar ones (``vadd``,
-``vmad``) are not implemented: GPUs have none, and of many forms an H100 gives other results than the PTX ISA, by what
-ptxas makes of them.
+All of them compute with 64 bits, where nothing overflows, and take the bits that they keep. nvcc makes no other video
+instruction of the SIMD functions of CUDA C++ for chips since Ampere, and of these none with selectors; what else there
+is in the PTX ISA (``vadd4``, ``vset2``, ``vmad``) is not implemented. Of many scalar forms an H100 gives other results
+than the PTX ISA, by what ptxas makes of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
-from cute_kernels.emulator.isa.ptx.program import Instruction, Operand, Part
+from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value
-
-_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,6 @@ class Numbers:
         low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
         return self.do("max", self.do("min", value, high), low)
 
-    def compared(self, relation: str, a: Value, b: Value) -> Value:
-        """1 where the relation holds, else 0."""
-        type_ = "b64" if relation in ("eq", "ne") else "s64"
-        holds = self.block.pure(integer_compare(relation, type_), a, b)
-        return self.block.select(holds, Constant(1, 64), Constant(0, 64))
-
     def pack(self, fields: Sequence[Value], bits: int) -> Value:
         """Fields side by side, the first one lowest: a register of 32 bits."""
         result: Value = Constant(0, 64)
@@ -57,113 +49,28 @@ class Numbers:
         return self.block.resize(result, 32)
 
 
-_Operation = Callable[[Numbers, Value, Value], Value]
-
-
-def _average(numbers: Numbers, a: Value, b: Value) -> Value:
-    total = numbers.do("add", a, b)
-    rounded = numbers.do("add", total, numbers.compared("ge", total, Constant(0, 64)))
-    return numbers.block.pure(shift_by("shr", "s64", 1), rounded)
-
-
-def _difference(numbers: Numbers, a: Value, b: Value) -> Value:
-    return numbers.do("sub", numbers.do("max", a, b), numbers.do("min", a, b))
-
-
-def _plain(name: str) -> _Operation:
-    return lambda numbers, a, b: numbers.do(name, a, b)
-
-
-def _compare(relation: str) -> _Operation:
-    return lambda numbers, a, b: numbers.compared(relation, a, b)
-
-
-_OPERATIONS: dict[str, _Operation] = {
-    **{f"v{name}": _plain(name) for name in ("add", "sub", "min", "max")},
-    "vabsdiff": _difference,
-    "vavrg": _average,
-    **{f"vset.{relation}": _compare(relation) for relation in _RELATIONS},
-}
-_SOURCES = "{u,s}32 {u,s}32"
-_OPERANDS = "d.:u32, a.:u32, b.:u32, c:u32"
-_ARITHMETIC = ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
-#: By the digit at the end of the opcode: lanes of a register, the bits of each, and the letter of their selectors.
-_LANES = {"2": (2, 16, "h"), "4": (4, 8, "b")}
-
-
-@dataclass(frozen=True)
-class _Opcode:
-    """A video instruction: the types of its result and of a and b, and what is done with them."""
-
-    kept: str
-    a: str
-    b: str
-    operation: _Operation
-    saturates: bool
-    accumulates: bool
-
-    @staticmethod
-    def of(instruction: Instruction) -> _Opcode:
-        name, *parts = instruction.parts
-        name = name.rstrip("24")
-        types = [part for part in parts if part in ("s32", "u32")]
-        relations = [part for part in parts if part in _RELATIONS]
-        operation = _OPERATIONS[".".join([name, *relations])]
-        kept = types[0] if len(types) == 3 else "u32"
-        return _Opcode(kept, *types[-2:], operation, "sat" in parts, "add" in parts)
-
-    def result(self, numbers: Numbers, x: Value, y: Value, bits: int) -> Value:
-        value = self.operation(numbers, x, y)
-        return numbers.clamp(value, bits, signed=self.kept == "s32") if self.saturates else value
-
-
-def _selector(operand: Operand, default: str) -> str:
-    return operand.selector if isinstance(operand, Part) else default
-
-
-def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: int, below: int) -> list[int]:
-    """The numbers of a selector, the lowest lane's first."""
-    numbers = [int(digit) for digit in reversed(selector[1:])]
-    if selector[0] != letter or len(numbers) > count or any(number >= below for number in numbers):
-        raise instruction.refuse(f"selector .{selector} of {instruction.opcode} is not one of the PTX ISA")
-    return numbers
-
-
-@family(*(f"vset{lanes}" for lanes in _LANES), operands=_OPERANDS, qualifiers=f"{_SOURCES} $relations add?")
 @family(
-    *(f"{name}{lanes}" for name in (*_ARITHMETIC, "vavrg") for lanes in _LANES), operands=_OPERANDS,
-    qualifiers=f"{{u,s}}32 {_SOURCES} sat? add?; add / sat",
+    "vabsdiff2", "vabsdiff4", operands="d:u32, a:u32, b:u32, c:u32",
+    qualifiers="{u,s}32 {u,s}32 {u,s}32 sat? add?; add / sat",
 )  # fmt: skip
-def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
-    """Video instructions of 2 and 4 lanes, with selectors."""
-    count, bits, letter = _LANES[instruction.parts[0][-1]]
-    opcode, numbers = _Opcode.of(instruction), Numbers(block)
-    d, *sources = instruction.operands
-    a, b, c = (block.value(operand, 32) for operand in sources)
-    digits = "".join(map(str, reversed(range(2 * count))))
-    mask = _refuse_wrong(instruction, _selector(d, letter + digits[count:]), letter, count, count)
-    chosen = [
-        _refuse_wrong(instruction, _selector(operand, letter + default), letter, count, 2 * count)
-        for operand, default in ((sources[0], digits[count:]), (sources[1], digits[:count]))
-    ]
-    if any(len(each) != count for each in chosen) or sorted(set(mask)) != mask:
-        raise instruction.refuse(f"selectors of {instruction.opcode} are not those of the PTX ISA")
-    results = {}
-    for lane in mask:
-        x, y = (
-            numbers.field((a, b)[each[lane] // count], each[lane] % count * bits, bits, signed=type_ == "s32")
-            for each, type_ in zip(chosen, (opcode.a, opcode.b))
-        )
-        results[lane] = opcode.result(numbers, x, y, bits)
-    if opcode.accumulates:
+def _vabsdiff(block: BlockBuilder, instruction: Instruction) -> None:
+    """vabsdiff2 and vabsdiff4: differences of parts of two registers, side by side or added to the third operand."""
+    numbers, lanes = Numbers(block), int(instruction.parts[0][-1])
+    bits, signs = 32 // lanes, [type_ == "s32" for type_ in instruction.parts[1:4]]
+    a, b, c = (block.value(operand, 32) for operand in instruction.operands[1:])
+    results = []
+    for first in range(0, 32, bits):
+        x, y = (numbers.field(each, first, bits, signed=sign) for each, sign in zip((a, b), signs[1:]))
+        difference = numbers.do("sub", numbers.do("max", x, y), numbers.do("min", x, y))
+        saturates = "sat" in instruction.parts
+        results.append(numbers.clamp(difference, bits, signed=signs[0]) if saturates else difference)
+    if "add" in instruction.parts:
         total = numbers.field(c, 0, 32, signed=False)
-        for result in results.values():
+        for result in results:
             total = numbers.do("add", total, result)
-        block.define(d, block.resize(total, 32))
-        return
-    others = (lane for lane in range(count) if lane not in results)
-    results |= {lane: numbers.field(c, lane * bits, bits, signed=False) for lane in others}
-    block.define(d, numbers.pack([results[lane] for lane in range(count)], bits))
+        block.define(instruction.operands[0], block.resize(total, 32))
+    else:
+        block.define(instruction.operands[0], numbers.pack(results, bits))
 
 
 #: Results of cvt.pack: bits and whether they are signed.

@@ -12,7 +12,6 @@ from cute_kernels.emulator.isa.ptx.program import (
     Not,
     Operand,
     Pair,
-    Part,
     Register,
     Sink,
     Special,
@@ -28,7 +27,6 @@ _SPECIAL = re.compile(
 )
 PARTS, _COLORS = "xyzw", "rgba"
 """Suffixes of a vector register's elements (PTX ISA, "Vectors as Operands")."""
-_SELECTOR = re.compile(r"[bh][0-7]{1,4}")
 _MOST_NESTED = 8
 """Lists, addresses and negations inside of each other: PTX has two levels."""
 
@@ -53,14 +51,8 @@ class OperandReader(Reader):
         first = self._primary()
         if self.at < len(self.tokens) and self.tokens[self.at].text == "|":
             self.take()
-            return Pair(*self._whole(first, self._primary()))
+            return Pair(first, self._primary())
         return first
-
-    def _whole(self, *operands: Operand) -> tuple[Operand, ...]:
-        """Operands of which no part may be selected."""
-        if Part in map(type, operands):
-            raise self._error("a part of a register is not possible inside of an operand")
-        return operands
 
     def moved(self) -> Operand:
         """An operand of mov, which may be the address of a variable and a number of bytes behind it."""
@@ -104,7 +96,7 @@ class OperandReader(Reader):
         if text == "[":
             return self._memory()
         self.take("!")
-        (register,) = self._whole(self._primary())
+        register = self._primary()
         if not isinstance(register, Register):
             raise self._error("'!' must be followed by a predicate register")
         return Not(register)
@@ -116,11 +108,11 @@ class OperandReader(Reader):
             self.take()
             items.append(self.operand())
         self.take(closing)
-        return self._whole(*items)
+        return tuple(items)
 
     def _memory(self) -> Memory:
         self.take("[")
-        (base,) = self._whole(self._primary())
+        base = self._primary()
         offset = self._offset()
         extra = []
         while self.peek() == ",":
@@ -174,9 +166,6 @@ class OperandReader(Reader):
         vector, _, color = name.rpartition(".")
         if color and color in _COLORS and self.scope.elements(vector):
             return self._name(f"{vector}.{PARTS[_COLORS.index(color)]}")
-        register = self.scope.find(vector, "registers")
-        if register is not None and _SELECTOR.fullmatch(color):
-            return Part(register, color)
         if name.startswith("%"):
             if not _SPECIAL.fullmatch(name):
                 line = self.tokens[0].line

@@ -10,7 +10,6 @@ separated by commas, forms by semicolons:
 * ``a:T+`` may be a register that is wider than the type (PTX ISA, "Operand Size Exceeding Instruction-Type Size");
 * ``[a]`` is an address, ``[a{c}]`` one with coordinates, ``{d}4:b32`` a list of four registers, ``{d}:b32`` of any
   number;
-* ``a.`` may have a selector;
 * ``d~`` is a register or a list of registers that together have the type's width;
 * ``d|p`` has a predicate as a second destination, ``d|p?`` may have one;
 * ``n:imm`` is an integer literal of 32 bits, ``t:label`` a label, and ``a?`` may be left out.
@@ -34,7 +33,6 @@ from cute_kernels.emulator.isa.ptx.program import (
     Not,
     Operand,
     Pair,
-    Part,
     Register,
     Sink,
     Special,
@@ -55,7 +53,7 @@ HELD_IN = {
 _FLOATS = ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2")
 _ADDRESSES = frozenset(f"{kind}{bits}" for kind in "bsu" for bits in (8, 16, 32, 64))
 _ENTRY = re.compile(
-    r"(?P<memory>\[)?(?P<list>\{)?(?P<name>\w+)(?P<part>\.)?\}?(?P<count>\d+)?(?P<coordinates>\{\w+\})?\]?(?P<pack>~)?"
+    r"(?P<memory>\[)?(?P<list>\{)?(?P<name>\w+)\}?(?P<count>\d+)?(?P<coordinates>\{\w+\})?\]?(?P<pack>~)?"
     r"(?P<second>\|\w+(?P<maybe>\?)?)?(?::(?P<type>[\w/]+)(?P<wider>\+)?)?(?P<optional>\?)?"
 )
 
@@ -98,7 +96,6 @@ class Slot:
     second: str = ""  # a second destination: "needed", "allowed" or ""
     optional: bool = False  # may be left out
     written: bool = False  # it is a destination, so that a register or ``_`` is needed
-    part: bool = False  # a register may have a selector
 
     @property
     def simple(self) -> frozenset[str]:
@@ -153,8 +150,6 @@ class Slot:
         return plain and 1 not in widths and widths <= {whole // len(items)}
 
     def _accepts_one(self, operand: Operand, registers: Mapping[str, str]) -> bool:
-        if isinstance(operand, Part) and not self.part:
-            return False
         if isinstance(operand, Register):
             return registers[operand.name] in self.registers
         if self.written:
@@ -225,10 +220,7 @@ def _slot(text: str, parts: tuple[str, ...]) -> Slot:
     if match["list"]:
         count = int(match["count"]) if match["count"] else None
         return Slot(name, "list", types, registers, count, optional=optional)
-    return Slot(
-        name, "value", types, registers, pack=bool(match["pack"]), second=second, optional=optional,
-        part=bool(match["part"]),
-    )  # fmt: skip
+    return Slot(name, "value", types, registers, pack=bool(match["pack"]), second=second, optional=optional)
 
 
 def policy_operand(parts: tuple[str, ...]) -> str:

@@ -29,16 +29,6 @@ class Register:
 
 
 @dataclass(frozen=True)
-class Part(Register):
-    """``r.h1``, ``r.b7654``: what a video instruction takes of a register, or writes of it."""
-
-    selector: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}.{self.selector}"
-
-
-@dataclass(frozen=True)
 class Special:
     """A special register, e.g. ``%tid.x``."""
 

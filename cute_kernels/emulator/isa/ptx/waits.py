@@ -79,8 +79,7 @@ def _apart(flow: Flow, wait: int, found: Callable[[Flow, Block, Instruction], bo
 PURE = frozenset(
     "abs add addc and bfe bfi bfind bmsk brev clz cnot copysign cos cvt cvta div dp2a dp4a ex2 fma fns getctarank "
     "isspacep lg2 lop3 mad mad24 madc mapa max min mov mul mul24 neg not or popc prmt rcp rem rsqrt sad selp set setp "
-    "shf shl shr sin slct sqrt sub subc szext tanh testp vabsdiff2 vabsdiff4 vadd2 vadd4 vavrg2 vavrg4 "
-    "vmax2 vmax4 vmin2 vmin4 vset2 vset4 vsub2 vsub4 xor".split()
+    "shf shl shr sin slct sqrt sub subc szext tanh testp vabsdiff2 vabsdiff4 xor".split()
 )
 
 
