@@ -91,7 +91,7 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
         options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
         with call_sites():
-            compiled = cute.compile(function, *arguments, options=options)
+            compiled = cute.compile(function, *arguments, options=options, no_jit_engine=True)  # `HostFunction` runs it
     setattr(compiled, _ALLOCATIONS, tuple(found))
     return compiled
 

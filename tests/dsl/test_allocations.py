@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_compact_tensor
+from cutlass.cutlass_dsl import CuTeDSL
 from cutlass.utils import SmemAllocator
 
 from cute_kernels.dsl import compiling
@@ -83,6 +84,12 @@ def test_what_the_program_has_is_let_go_after_a_compilation() -> None:
         assert compiled()() is None
     finally:
         gc.enable()
+
+
+def test_a_compilation_makes_no_engine_where_a_gpu_could_run_the_code(monkeypatch) -> None:
+    monkeypatch.setattr(CuTeDSL, "_runtime_can_run_compiled", lambda *_: True)
+    compiled = compiling.compile_function(staged_on, (make_fake_compact_tensor(cutlass.Int32, (8,)),), "sm_90a")
+    assert compiled.engine is None and ".entry" in compiling.ptx(compiled)
 
 
 @cute.kernel

@@ -122,7 +122,8 @@ def test_an_object_for_aarch64(monkeypatch: pytest.MonkeyPatch) -> None:
     import cutlass.cute as cute
 
     real = cute.compile
-    monkeypatch.setattr(cute, "compile", lambda *a, options: real(*a, options=f"{options} --host-target linux-aarch64"))
+    target = " --host-target linux-aarch64"
+    monkeypatch.setattr(cute, "compile", lambda *a, options, **k: real(*a, options=options + target, **k))
     monkeypatch.setattr(Linked, "_protect", lambda *_: None)
     kernel = compile.build(make_plan(GemmProblem(64, 64, 64), arch="sm_90a"))
     outside: dict[str, int] = {}

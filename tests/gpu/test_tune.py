@@ -73,8 +73,10 @@ def test_first_calls_choose_by_time_where_that_was_asked_for(tmp_path, monkeypat
     with cute_kernels.tune_first_calls():
         cute_kernels.gemm(a, b, config=default)
         assert tuned.files() == []
+        states = torch.get_rng_state(), torch.cuda.get_rng_state()
         for _ in range(2):
             assert torch.equal(cute_kernels.gemm(a, b), expected)
+        assert all(map(torch.equal, states, (torch.get_rng_state(), torch.cuda.get_rng_state())))
         with torch.cuda.graph(graph, stream=stream):
             result = cute_kernels.gemm(a, b)
     (config,) = [config for config in tuned._KNOWN.values() if config is not None]

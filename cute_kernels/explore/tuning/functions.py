@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from cute_kernels.common import forks
 from cute_kernels.config import (
     WEIGHT_TYPES,
     Activation,
@@ -26,6 +27,7 @@ from cute_kernels.operations.base import FIRST_CALLS, ROW_BYTES, Operation
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
+from cute_kernels.operations.runtime.devices import tuned_config
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.images import PIXEL_TYPES
 from cute_kernels.plan.options import table_rows
@@ -34,15 +36,20 @@ Table = Literal["positions", "index", "bias", "none"]
 """Kind of table that the epilogue adds."""
 
 
+_TUNING = forks.lock()
+"""Held while first calls are timed: another thread's launches would lengthen them, and end a capture."""
+
+
 @contextlib.contextmanager
 def tune_first_calls(candidates: int = 2) -> Iterator[None]:
-    """A context in which the first call of each problem on a GPU times ``candidates`` configurations, the most
-    promising first, and remembers the fastest as `tune_patch_embed` does.
+    """A context in which the first call of each problem that this thread makes on a GPU times ``candidates``
+    configurations, the most promising first, and remembers the fastest as `tune_patch_embed` does.
 
     For a model's warm-up: such a call takes seconds, waits for the device and allocates at least 160 MB of random data
-    meanwhile. A problem that was tuned before, or called before in this process, keeps its configuration; so does a
-    call with a ``config``, or in a CUDA graph that is being captured. Where memory is short, a RuntimeWarning says that
-    the chooser's configuration is taken.
+    meanwhile; no other thread may capture a CUDA graph then. Random numbers of the program stay what they were. A
+    problem that was tuned before, or called before in this process, keeps its configuration; so does a call with a
+    ``config``, or in a CUDA graph that is being captured. If the GPU's memory does not suffice, a RuntimeWarning says
+    that the chooser's configuration is taken. Contexts are left in the opposite order, as `with` leaves them.
 
     Raises:
         TypeError, ValueError: ``candidates`` is no integer, or below 1.
@@ -52,7 +59,9 @@ def tune_first_calls(candidates: int = 2) -> Iterator[None]:
 
     def tune(operation: Operation, problem: Any) -> Any:
         try:
-            return search.tune(operation, problem, candidates)
+            with _TUNING, torch.random.fork_rng([torch.cuda.current_device()]):
+                found = tuned_config(problem, torch.device("cuda"))  # by another thread meanwhile
+                return search.tune(operation, problem, candidates) if found is None else found
         except torch.OutOfMemoryError:
             warnings.warn(f"too little memory to time {operation.name} of {problem}", RuntimeWarning, stacklevel=2)
             return None

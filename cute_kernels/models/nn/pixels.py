@@ -42,9 +42,9 @@ class Contradictions:
 
     def report(self) -> None:
         """Raises ValueError if an earlier call's pixels on a GPU are known to contradict; it does not wait."""
-        for (device, limit), largest in self._largest.items():
+        for (device, limit), largest in list(self._largest.items()):  # to which another thread may add
             if not largest.copied.item() <= limit:
-                del self._largest[device, limit]  # copies of what was reported may still be under way
+                self._largest.pop((device, limit), None)  # copies of what was reported may still be under way
                 raise ValueError(f"an earlier call on {device} gave wrong results: {largest.words()}")
 
     @staticmethod

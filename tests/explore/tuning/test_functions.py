@@ -100,10 +100,20 @@ def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
     ]
 
 
-def test_first_calls_take_the_faster_of_two_where_that_was_asked_for(device, monkeypatch):
+@pytest.fixture
+def first_calls(device, monkeypatch):
+    """Random states of the device that were put back; ``device`` is the current one, and captures nothing."""
+    put_back = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda place: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda index: f"of device {index}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, index: put_back.append(state))
+    return put_back
+
+
+def test_first_calls_take_the_faster_of_two_where_that_was_asked_for(device, first_calls, monkeypatch):
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(torch.cuda, "device", lambda place: contextlib.nullcontext())
     first, second, third = (plan.config for plan in candidate_plans(GemmProblem(3000, 500, 640), "sm_90a")[:3])
     device.update({first: 1.5, second: 1.2, third: 1.0})
     assert planned(3000, 500, 640) == first
@@ -111,7 +121,7 @@ def test_first_calls_take_the_faster_of_two_where_that_was_asked_for(device, mon
         capturing = True
         assert planned(3000, 500, 640) == first
         capturing = False
-        assert planned(3000, 500, 640) == second
+        assert planned(3000, 500, 640) == second and first_calls == ["of device 0"]
         with cute_kernels.tune_first_calls(candidates=3):  # what is tuned stays, what is not is of three
             assert planned(3000, 500, 640) == second
             assert planned(3004, 500, 640) == third
@@ -119,12 +129,10 @@ def test_first_calls_take_the_faster_of_two_where_that_was_asked_for(device, mon
     assert planned(3008, 500, 640) == make_plan(GemmProblem(3008, 500, 640), arch="sm_90a").config
 
 
-def test_first_calls_without_memory_take_the_choosers(device, monkeypatch):
+def test_first_calls_without_memory_take_the_choosers(device, first_calls, monkeypatch):
     def no_memory(operation, problem):
         raise torch.OutOfMemoryError("none is left")
 
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device", lambda place: contextlib.nullcontext())
     monkeypatch.setattr(search, "input_sets", no_memory)
     with cute_kernels.tune_first_calls(), pytest.warns(RuntimeWarning, match="too little memory to time gemm of"):
         assert planned(3000, 500, 640) == make_plan(GemmProblem(3000, 500, 640), arch="sm_90a").config

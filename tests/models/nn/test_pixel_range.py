@@ -9,7 +9,7 @@ import torch
 
 from cute_kernels.emulator.programs import capture
 from cute_kernels.models.nn import PatchOptions, convert_layer
-from cute_kernels.models.nn.pixels import Contradictions
+from cute_kernels.models.nn.pixels import Contradictions, _Largest
 from tests.models.nn.embedding import embedding
 from tests.models.nn.test_module import ERRORS, MEAN, STD, convolution, error, normalise, uint8_images
 
@@ -130,3 +130,18 @@ def test_what_is_noted_on_a_device_is_reported_once_whatever_follows(wrong: floa
             noted.report()
         noted.note(good, limit, str)
         noted.report()
+
+
+def test_a_report_goes_on_while_another_thread_notes_a_number_of_another_device() -> None:
+    contradictions = Contradictions()
+    later = _Largest(torch.zeros(()), torch.tensor(float("nan")), lambda: "later")
+
+    class AddsOne:
+        def item(self) -> float:
+            contradictions._largest[torch.device("cuda:1"), 1.0] = later
+            return 0.0
+
+    contradictions._largest[torch.device("cuda:0"), 1.0] = _Largest(torch.zeros(()), AddsOne(), lambda: "first")
+    contradictions.report()
+    with pytest.raises(ValueError, match="an earlier call on cuda:1 gave wrong results: later"):
+        contradictions.report()
