@@ -71,10 +71,11 @@ def name_kernel(kernel: Any, name: str) -> None:
     kernel.set_name_prefix(name, **{option: value for option, value in options.items() if option in known})
 
 
-def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
+def compile_function(function: Any, arguments: tuple, arch: str, *, engine: bool = False) -> Any:
     """`cute.compile` of a function or method decorated with ``cute.jit`` for an architecture, e.g. ``"sm_90a"``, with
     neither GPU nor driver; `ptx`, `cubin`, `allocations_of` the result. Values of the arguments do not reach the
-    generated code. Raises ModuleNotFoundError, UnsupportedVersion: as `require`."""
+    generated code. ``engine``: CuTe DSL makes one that calls it, on a GPU or for a recorder. Raises
+    ModuleNotFoundError, UnsupportedVersion: as `require`."""
     require()
     import cutlass.cute as cute
     from cutlass.cutlass_dsl import CuTeDSL
@@ -91,7 +92,7 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
         options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
         with call_sites():
-            compiled = cute.compile(function, *arguments, options=options, no_jit_engine=True)  # `HostFunction` runs it
+            compiled = cute.compile(function, *arguments, options=options, no_jit_engine=not engine)
     setattr(compiled, _ALLOCATIONS, tuple(found))
     return compiled
 

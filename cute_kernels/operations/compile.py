@@ -114,7 +114,7 @@ def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
 def build(plan: Plan) -> cache.CompiledKernel:
     """Compiles the kernel of a plan. Raises RuntimeError: this version of CuTe DSL passes arguments in another way than
     `Frames` does."""
-    function = dsl_function(plan)
+    function = dsl_function(plan, engine=False)
     check_layout(plan, function)
     ptx = compiling.ptx(function)
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
@@ -127,12 +127,13 @@ def build(plan: Plan) -> cache.CompiledKernel:
     return cache.CompiledKernel(name, ptx, *code, prefix, dataclasses.replace(held, dynamic=arrays))
 
 
-def dsl_function(plan: Plan) -> Callable[..., Any]:
-    """The host function as CuTe DSL compiles it, which takes `dsl_arguments`."""
+def dsl_function(plan: Plan, *, engine: bool = True) -> Callable[..., Any]:
+    """The host function as CuTe DSL compiles it, which takes `dsl_arguments`; without an engine it cannot be called."""
     compiling.require()  # before the kernel's module, which another version may not even import
     kernel = pkgutil.resolve_name(plan.kernel)(plan)
     example = {operand.name: 16 for operand in plan.operands if operand.given}
-    return compiling.compile_function(kernel, dsl_arguments(plan, stream=0, **example), plan.arch.name)
+    arguments = dsl_arguments(plan, stream=0, **example)
+    return compiling.compile_function(kernel, arguments, plan.arch.name, engine=engine)
 
 
 def _host_function(kernel: cache.CompiledKernel, emulated: bool) -> host_code.HostFunction:
