@@ -27,6 +27,15 @@ def _looks_at_copy(e: Evidence) -> Spot | None:
     return other.signals if side.verb == "reads" else None
 
 
+def _timed_out(e: Evidence) -> Fields | None:
+    spot = _looks_at_copy(e)
+    looks = [each for each in e.moments if each.place == spot and each.warp == e.warp] if spot is not None else []
+    looks = [each for each in looks if each.operation in ("wait", "timeout")]
+    if not looks or looks[-1].operation == "wait":
+        return None
+    return {"full": e.name(spot), "at": e.line(looks[-1].instruction)}
+
+
 def _not_waited(e: Evidence) -> Fields | None:
     spot = _looks_at_copy(e)
     if spot is None or not e.facts.past.whole or e.last_wait(spot) is not None:
@@ -139,6 +148,16 @@ def _written_in_part(e: Evidence) -> Fields | None:
         return None
     written = f"{array.nbytes - unwritten:,} of {array.nbytes:,}"
     return {"array": array.name, "written": written}
+
+
+def _written_otherwise(e: Evidence) -> Fields | None:
+    wait = e.last_wait()
+    if wait is None or passed_at_once(wait):
+        return None
+    phase = wait.phase - 1
+    came = e.did("deliver", wait.place, phase)
+    what = f"the copies at {e.lines(came)} have brought" if came else "no copy has brought any bytes of"
+    return {"at": e.line(wait.instruction), "full": e.name(wait.place), "phase": phase, "what": what}
 
 
 def _nothing_announced(e: Evidence) -> Fields | None:
@@ -322,6 +341,13 @@ def _columns_not_free(e: Evidence) -> Fields | None:
     return {"empty": e.name(behind[-1].place), "at": e.line(behind[-1].instruction)}
 
 
+def _sums_not_waited(e: Evidence) -> Fields | None:
+    side, other = e.facts.side, e.facts.other
+    if side is None or other is None or side.verb != "reads" or other.verb != "wrote" or not e.warp:
+        return None
+    return {}
+
+
 # --- groups of copies, of stores and of wgmmas ------------------------------------------------------------------------
 
 _NEVER: Callable[[Located], bool] = lambda each: False  # noqa: E731
@@ -466,6 +492,19 @@ def _writer_not_heard(e: Evidence) -> Fields | None:
     if wait is None and any(passed_at_once(each) and alike(each.place) for each in e.did("wait")):
         return None  # it tells that there is room
     return {"full": e.name(first.place), "at": e.line(first.instruction), "early": False}
+
+
+def _fenced_late(e: Evidence) -> Fields | None:
+    """The proxy fence of the writer stands behind the arrival that tells of the write."""
+    other = e.facts.other
+    write = other.instructions[0] if other is not None and other.instructions else None
+    if write is None or other.verb != "wrote":
+        return None
+    arrivals, fences = (e.behind(write, _is(*parts), _is("try_wait")) for parts in
+                        (("mbarrier", "arrive"), ("fence", "proxy")))  # fmt: skip
+    if not arrivals or not fences or fences[0].line < arrivals[0].line:
+        return None
+    return {"fence": e.line(fences[0]), "at": e.line(arrivals[0])}
 
 
 def _arrived_before(e: Evidence) -> Fields | None:
@@ -622,6 +661,8 @@ _IN_USE = ("stage-in-use", "shared-race")
 
 ACCESSES: tuple[Cause, ...] = (
     # A stage that is not full: no wait, its parity, its stage, the bytes that it waits for.
+    Cause(_EARLY, _timed_out, "{who} has looked at {full} at {at}, where a single try_wait timed out: mbarrier_wait "
+          "repeats it until the phase is complete", "unfinished-copy"),
     Cause(_EARLY, _not_waited, "{who} has not waited for {full}, which the copy at {use} signals: mbarrier_wait for "
           "it, with parity 0 in the ring's first turn", "unfinished-copy"),
     Cause((*_EARLY, "uninitialised-read", "tensor-race"), _waited_at_once, "wrong parity: the wait of {who} for {full} "
@@ -642,6 +683,8 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(_EARLY, _copy_waited_for, "{who} has waited for phase {phase} of {full}, and the stage has been filled "
           "again since: a wait is missing in this turn, or its parity is that of the turn before", "unfinished-copy",
           lambda found: found["same"]),
+    Cause(("proxy-fence",), _fenced_late, "the fence at {fence} stands behind the arrival at {at}, which tells that "
+          "the bytes are written: fence_proxy first, then arrive"),
     Cause(("shared-race",), _writer_not_heard, "the arrival of {by} for {full} at {at} stands in front of the write at "
           "{use}, and comes too early: arrive behind the write", when=lambda found: found["early"]),
     Cause(("shared-race",), _writer_not_heard, "a wait is missing: {who} has not waited for {full}, at which {by} "
@@ -675,6 +718,9 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(("uninitialised-read",), _nothing_announced, "the arrival of {who} at {at} completes the phase of {full} by "
           "itself, and no bytes are announced: mbarrier_arrive_and_expect_tx has to announce the bytes of all copies "
           "of the phase"),
+    Cause(("uninitialised-read",), _written_otherwise, "{who} has waited for phase {phase} of {full} at {at}, and "
+          "{what} that phase: a copy of these bytes is not issued, has another size or fills another stage, or a "
+          "border of the tile is never filled"),
     # A stage that is in use: no wait, its parity, too few arrivals, an arrival that comes too early.
     Cause(_IN_USE, _refills_without_wait, "{who} has waited for no mbarrier that tells that the stage is free: "
           "mbarrier_wait on the empty mbarrier before {here}, with parity 1 in the ring's first turn"),
@@ -713,6 +759,8 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(("tensor-race",), _sums_overwritten, "stages differ, or a parity is wrong: {by} waits for {empty} at {wait}, "
           "writes sums at {use} and commits them to {full} at {at}, and {who} reads at {here} behind its wait for "
           "{full}: all of these have to be of the same stage"),
+    Cause(("tensor-race",), _sums_not_waited, "{who} reads before the MMAs at {use} are complete: tcgen05.commit "
+          "behind them, and a wait of {who} for its mbarrier"),
     # A buffer that is filled again before all have read it.
     Cause(("copy-in-flight", "shared-race"), _refilled_without_barrier, "a barrier is missing between the reads at "
           "{here} and the copy at {use}, by which {by}, a step ahead, fills the buffer again: sync_threads behind the "

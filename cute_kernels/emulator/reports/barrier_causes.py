@@ -474,6 +474,14 @@ def _lanes_signal(e: Evidence) -> Fields | None:
     return None
 
 
+def _others_arrived(e: Evidence) -> Fields | None:
+    found = _this_phase(e)
+    if found is None or not found[1] or any(each.warp == e.warp for each in found[1]):
+        return None
+    who = e.who(each.warp for each in found[1])
+    return e.about(found[0]) | {"warp": e.who([e.warp]), "who": who, "at": e.lines(found[1])}
+
+
 def _released_unwaited(e: Evidence) -> Fields | None:
     """A warp has signalled a stage more often than it has waited for it in any ring that its waiters signal."""
     here, state = e.at_fault, e.facts.barrier
@@ -546,6 +554,18 @@ def _count_too_low(e: Evidence) -> Fields | None:
     if not any(by_phase[phase] - by_phase.get(phase + 1, by_phase[phase]) for phase in by_phase):
         return None
     return e.about(spot) | {"at": e.lines(arrivals), "who": e.who(each.warp for each in arrivals)}
+
+
+def _copy_signals_again(e: Evidence) -> Fields | None:
+    state = e.facts.barrier
+    if state is None:
+        return None
+    copies = e.did("deliver", (state.cta, state.offset), state.phase)
+    seen = [(each.warp, each.instruction) for each in copies]
+    again = next((each for each in copies if seen.count((each.warp, each.instruction)) > 1), None)
+    if again is None or len({each.place for each in copies}) > 1:
+        return None
+    return {"here": e.name((state.cta, state.offset)), "copy": e.line(again.instruction), "who": e.who([again.warp])}
 
 
 def _bytes_of_phase(e: Evidence) -> Fields | None:
@@ -670,6 +690,8 @@ BARRIERS: tuple[Cause, ...] = (
     Cause(("extra-arrivals",), _arrives_again, "{who} has arrived at {here} in this phase already, at {at}: it has "
           "come round the ring without waiting for the stage to be free, or several of its lanes arrive (elect_one). A "
           "producer waits for the stage's empty mbarrier before it announces bytes again"),
+    Cause(("extra-arrivals",), _others_arrived, "{warp} arrives at {here} behind the arrivals of {who} ({at}), and "
+          "mbarrier_init at {init} counts {count}: count all who arrive, or let one of them do it"),
     Cause((*_PHASES, "tensor-race"), _released_unwaited, "stages differ: {who} has waited for {waited} at {wait} and "
           "signals {here} at {at}, a stage for which it has not waited: the index of both has to be the same"),
     Cause(("phase-overrun", "extra-arrivals"), _completed_from_elsewhere, "{who} alone complete a phase of {here}, at "
@@ -690,6 +712,9 @@ BARRIERS: tuple[Cause, ...] = (
     Cause(("extra-bytes", "bytes-early"), _announces_nothing, "nobody announces the bytes of the copy at {copy}, which "
           "signals {here}: mbarrier_arrive_and_expect_tx in place of mbarrier_arrive{at} announces the bytes of all "
           "copies of the phase"),
+    Cause(("extra-bytes",), _copy_signals_again, "the copy at {copy} by {who} has signalled {here} twice in this "
+          "phase: it names the mbarrier of another stage, or its warp has come round the ring without waiting for the "
+          "stage to be free"),
     Cause(("extra-bytes",), _bytes_of_phase, "too few bytes are announced for {here}: {announced} at {at}, and with "
           "the copy at {copy} {came} have come: mbarrier_arrive_and_expect_tx takes the bytes of all copies of the "
           "phase, every operand and every CTA of a multicast or a pair counted"),

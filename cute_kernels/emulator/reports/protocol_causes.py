@@ -390,9 +390,20 @@ def _never_heard(e: Evidence) -> Fields | None:
     return None
 
 
+def _waits_after_read(e: Evidence) -> Fields | None:
+    """Behind a read, and before its warp arrives anywhere, stands a wait for an mbarrier."""
+    side, other, here = e.facts.side, e.facts.other, e.at_fault
+    if side is None or other is None or (side.verb, other.verb) != ("reads", "wrote") or here is None:
+        return None
+    waits = e.behind(here, lambda each: "try_wait" in each.parts, lambda each: each.parts[:2] == ("mbarrier", "arrive"))
+    return {"at": e.line(waits[0])} if waits and here.parts[0] == "ld" else None
+
+
 UNHEARD: tuple[Cause, ...] = (
     Cause(_RINGS, _never_heard, "perhaps a wait is missing, or names another mbarrier: nobody has waited for {there} "
           "so far, which {signaller} signals at {at}"),
+    Cause(("shared-race",), _waits_after_read, "a wait is missing before the read at {here}, or the one at {at}, which "
+          "stands behind it, comes too late: wait for the mbarrier at which the writer arrives, then read"),
 )
 """Rows behind all others."""
 
