@@ -178,7 +178,7 @@ class Found(NamedTuple):
         rows = isinstance(self.layer, torch.nn.Linear) and getattr(self.module, "channels_last", True)
         order = self.family.order if rows else "chw"
         options = self.family.options(known, **said, channels=self.channels, order=order)
-        if options.mean is None and (options.raw or options.precision == "fp8"):
+        if options.asks_normalisation:
             model = f"{'an' if self.family.model[0] in 'aio' else 'a'} {self.family.model} model"
             raise ValueError(
                 f"mean and std of {model} are not known, for its checkpoint does not say them: "

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
+from warnings import warn
 
 import torch
 
@@ -39,7 +40,18 @@ class _Embedding(Embedding):
         options = _active.get(self.family) or self.family.options()
         if options.mean is None and (known := processors.of_model_being_built()) is not None:
             options = replace(options, mean=known[0], std=known[1])
+        if options.asks_normalisation:
+            warn(
+                f"mean and std of {self.family.model} are not known, for no processor lies beside its checkpoint: must "
+                "be given before the first call, by raw_processor(processor, model) or convert(.., processor=..)",
+                stacklevel=2,
+            )
         self.equip(options)
+
+
+def _is_added_inside(positions: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the kernel can add positions: as wide as its result, and of a type that leaves the result's as it is."""
+    return positions.shape[1] == weight.shape[0] and torch.promote_types(weight.dtype, positions.dtype) == weight.dtype
 
 
 class _Images(_Embedding):
@@ -69,7 +81,7 @@ class _Images(_Embedding):
                 f"pixel_values has shape {list(pixel_values.shape)}, whose {grid[0]} x {grid[1]} patches are not the "
                 f"model's {own.shape[0]}; allowed with interpolate_pos_encoding=True"
             )
-        if torch.promote_types(layer.weight.dtype, own.dtype) == layer.weight.dtype:
+        if _is_added_inside(own, layer.weight):
             return self.engine.images(pixel_values, layer.weight, layer.bias, positions, ids)
         positions = positions.to(own.dtype)
         return self.engine.images(pixel_values, layer.weight, layer.bias) + (positions if ids is None else own[ids])
@@ -117,7 +129,7 @@ class _NaFlex(_Embedding):
         grids = checked_grids(spatial_shapes, pixel_values.shape[0], length)
         native = (self.position_embedding_size,) * 2
         table, index = self.positions.packed(positions, native, grids, length)
-        if torch.promote_types(layer.weight.dtype, positions.dtype) == layer.weight.dtype:
+        if _is_added_inside(positions, layer.weight):
             return self.engine.rows(pixel_values, layer.weight, layer.bias, table, index)
         return self.engine.rows(pixel_values, layer.weight, layer.bias) + table.to(positions.dtype)[index.long()]
 
@@ -289,7 +301,7 @@ def enable(
             are replaced with ``"int8"`` alone.
         models: names of families, which an error lists; None takes all that this transformers has.
         mean, std: normalisation of the processor; None takes that of the processor beside each checkpoint. Where there
-            is none, calls with raw pixels raise ValueError.
+            is none, building a model warns if the precision or ``pixels`` need it, and calls that do raise ValueError.
         pixels, backend: see `cute_kernels.models.nn.PatchOptions`. Models that cast pixels before their embedding sees
             them (Qwen's) need ``"raw"`` for uint8.
 

@@ -202,3 +202,31 @@ def test_a_layer_that_is_compiled_already_is_converted() -> None:
     assert integration.is_converted(ours) and 1e-6 < error(run(ours, RAW), run(clip())) < ERRORS["int8"]
     integration.revert(ours)
     assert error(run(ours), run(clip())) < 1e-6 and not integration.is_converted(ours)
+
+
+@pytest.mark.parametrize(("kind", "given"), [(siglip, {}), (naflex, ROWS)])
+@pytest.mark.filterwarnings("ignore:.*The plain torch module runs")
+def test_a_layer_that_is_called_in_a_way_of_its_own(kind: Callable, given: dict) -> None:
+    pixels = torch.randn(2, 16, 768).clamp(-1, 1) if given else FLOATS
+    results = []
+    for model in (kind(), integration.convert(kind())):
+        layer = holder(model).patch_embedding
+        layer._call_impl = lambda *arguments, own=layer._call_impl: 2 * own(*arguments)
+        results.append(run(model, pixels, **given))
+    expected, got = results
+    assert error(run(kind(), pixels, **given), expected) > 1e-2
+    assert error(got, expected) < 1e-6
+
+
+@pytest.mark.parametrize(("kind", "given"), [(siglip, {}), (naflex, ROWS)])
+def test_positions_of_one_feature(kind: Callable, given: dict) -> None:
+    """The library adds them to all features."""
+    raw = torch.randint(0, 256, (2, 16, 768), dtype=torch.uint8) if given else RAW
+    plain, ours = kind(), integration.convert(kind(), "int8", **HALF)
+    before = run(plain, raw / 127.5 - 1, **given)
+    for model in (plain, ours):
+        torch.manual_seed(1)
+        holder(model).position_embedding = torch.nn.Embedding(16, 1)
+    expected = run(plain, raw / 127.5 - 1, **given)
+    assert error(before, expected) > 1e-2
+    assert 1e-6 < error(run(ours, raw, **given), expected) < ERRORS["int8"]  # by the kernel

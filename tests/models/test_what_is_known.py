@@ -9,6 +9,7 @@ import copy
 import functools
 import json
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -351,6 +352,19 @@ def test_a_normalisation_that_nobody_said_is_asked_for() -> None:
     assert error(run(ours), run(siglip())) < ERRORS["bf16"]
     with pytest.raises(ValueError, match="mean and std are not known"):
         run(ours, RAW)
+
+
+@pytest.mark.parametrize("asks", [{"precision": "int8"}, {"precision": "fp8"}, {"pixels": "raw"}])
+def test_a_model_that_is_built_without_a_processor_asks_for_it(asks: dict[str, str]) -> None:
+    """Not with an error: a processor may be loaded after its model."""
+    config = siglip().config
+    integration.enable(**asks)
+    with pytest.warns(UserWarning, match=r"mean and std of siglip are not known.*raw_processor\(processor, model\)"):
+        transformers.AutoModel.from_config(config)
+    integration.enable(**asks, **HALF)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transformers.AutoModel.from_config(config)
 
 
 # --- processors of raw pixels ----------------------------------------------------------------------------------------

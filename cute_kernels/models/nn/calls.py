@@ -147,7 +147,7 @@ def why_called(name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) 
     if hidden_by(module) is not None:
         return f"{name} has a forward of its own"
     if has_hooks(module):
-        return f"{name} has hooks"
+        return f"{name} has hooks, or a _call_impl of its own"
     if global_hooks._has_any_global_hook():
         return f"there are hooks of all modules, {name} among them"
     if isinstance(module, torch.nn.Embedding):
@@ -159,9 +159,9 @@ def why_called(name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) 
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of the module does more than its forward, there or on the way back."""
+    """Whether a call of the module does something else than its forward, there or on the way back."""
     forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
-    return bool(forward or backward or module._backward_pre_hooks)
+    return bool(forward or backward or module._backward_pre_hooks) or "_call_impl" in vars(module)
 
 
 _TILES = {2: ((0, 0), (1, 1), 1), 3: ((0, 0, 0), (1, 1, 1), 1)}

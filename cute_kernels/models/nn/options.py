@@ -88,6 +88,11 @@ class PatchOptions:
         """Whether pixels are raw, of whatever type they come in."""
         return self.pixels == "raw" or self.integer
 
+    @property
+    def asks_normalisation(self) -> bool:
+        """Whether mean and standard deviation are needed for any pixels, and not known."""
+        return self.mean is None and (self.raw or self.precision == "fp8")
+
     def precision_for(self, weight: torch.dtype) -> str | None:
         """Precision of products with a weight of this type; None where they are left to the plain module."""
         return _AUTOMATIC.get(weight) if self.precision == "auto" else self.precision
